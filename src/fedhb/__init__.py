@@ -1,0 +1,57 @@
+"""Hierarchical Bayesian federated learning.
+
+A federated problem goes in (a torch module, clients with data); out comes a global posterior that predicts with calibrated
+uncertainty and personalises itself to a new client.
+
+    import fedhb
+    clients = fedhb.partition.shards(fedhb.data.load("digits"), num_clients=20, shards_per_client=3)
+    run = fedhb.fit(fedhb.nets.mlp((1, 8, 8), 10), clients, fedhb.NIW(), rounds=30, fraction=0.5)
+    probabilities = run.predict(x)
+    mine = run.personalise(x_mine, y_mine)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "fit": "fedhb.api",
+    "load": "fedhb.api",
+    "Run": "fedhb.run",
+    "Personal": "fedhb.run",
+    "Clients": "fedhb.clients",
+    "NIW": "fedhb.algorithms",
+    "Mixture": "fedhb.algorithms",
+    "FedAvg": "fedhb.algorithms",
+    "FedProx": "fedhb.algorithms",
+    "FedBABU": "fedhb.algorithms",
+    "InputError": "fedhb.errors",
+    "DivergedError": "fedhb.errors",
+}
+_MODULES = ("algorithms", "data", "distributions", "likelihood", "nets", "network", "partition")
+
+if TYPE_CHECKING:
+    from fedhb import algorithms, data, distributions, likelihood, nets, network, partition
+    from fedhb.algorithms import NIW, FedAvg, FedBABU, FedProx, Mixture
+    from fedhb.api import fit, load
+    from fedhb.clients import Clients
+    from fedhb.errors import DivergedError, InputError
+    from fedhb.run import Personal, Run
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `fedhb --help` does not wait for torch."""
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"fedhb.{name}")
+    raise AttributeError(f"module 'fedhb' has no attribute {name!r}")
+
+
+__all__ = [
+    "NIW", "Clients", "DivergedError", "FedAvg", "FedBABU", "FedProx", "InputError", "Mixture", "Personal", "Run", "__version__",
+    "algorithms", "data", "distributions", "fit", "likelihood", "load", "nets", "network", "partition",
+]  # fmt: skip

@@ -1,0 +1,81 @@
+"""The algorithms, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fedhb.algorithms.base import Algorithm, Arrays, Federation, Personalised, Plan, Problem
+from fedhb.algorithms.fedavg import FedAvg
+from fedhb.algorithms.fedbabu import FedBABU
+from fedhb.algorithms.fedprox import FedProx
+from fedhb.algorithms.hierarchical import Hierarchical
+from fedhb.algorithms.mixture import Mixture
+from fedhb.algorithms.niw import NIW
+from fedhb.errors import InputError
+from fedhb.values import convert, did_you_mean
+
+ALGORITHMS: dict[str, type[Any]] = {cls.name: cls for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU)}
+
+
+def build(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
+    """An algorithm by name with its own settings. Unknown names and settings are errors."""
+    if name not in ALGORITHMS:
+        raise InputError(f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from {', '.join(ALGORITHMS)}")
+    cls, values = ALGORITHMS[name], {}
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for key, value in (options or {}).items():
+        if key not in fields:
+            raise InputError(f"{name} has no setting {key!r}{did_you_mean(key, fields)}: it has {', '.join(fields)}")
+        values[key] = convert(f"{name}.{key}", value, fields[key].default)
+    return check(cls(**values))
+
+
+def check(algorithm: Any) -> Any:
+    """The algorithm itself, after a check of the settings that are words or have bounds."""
+    choices = {
+        "update": ("body", "full"),
+        "begin": ("global", "last", "nearest") if algorithm.name == "mixture" else ("global", "last"),
+        "dof": ("full", "per_coordinate"),
+        "precision": ("mode", "mean"),
+    }
+    bounds = {
+        "p_do": (0.0, 1.0),
+        "kl_weight": (0.0, None),
+        "lambda0": (0.0, None),
+        "mu": (0.0, None),
+        "num_samples": (0, None),
+    }
+    positive = ("prior_scale", "sigma2", "num_prototypes")
+    for field in dataclasses.fields(algorithm):
+        key, value = f"{algorithm.name}.{field.name}", getattr(algorithm, field.name)
+        if field.name in choices and value not in choices[field.name]:
+            raise InputError(f"{key}={value!r}: choose {' or '.join(choices[field.name])}")
+        low, high = bounds.get(field.name, (None, None))
+        if (low is not None and not value >= low) or (high is not None and not value <= high):
+            raise InputError(
+                f"{key}={value}: give a number of at least {low}" + (f" and at most {high}" if high is not None else "")
+            )
+        if field.name in positive and not value > 0:
+            raise InputError(f"{key}={value}: give a positive number")
+    return algorithm
+
+
+__all__ = [
+    "ALGORITHMS",
+    "NIW",
+    "Algorithm",
+    "Arrays",
+    "FedAvg",
+    "FedBABU",
+    "FedProx",
+    "Federation",
+    "Hierarchical",
+    "Mixture",
+    "Personalised",
+    "Plan",
+    "Problem",
+    "build",
+    "check",
+]

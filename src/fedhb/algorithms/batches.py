@@ -1,0 +1,105 @@
+"""Minibatches for C clients at once, each client shuffled and augmented by its own randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedhb.algorithms.base import Plan
+from fedhb.clients import Clients
+from fedhb.errors import InputError
+from fedhb.seeding import Randomness
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One minibatch of each of A clients.
+
+    Attributes:
+        active: which clients take this step: a slice (the first A) or their positions [A].
+        x: inputs [A, B, ...], as stored.
+        y: targets [A, B, ...].
+        counts: the true number of examples of each client; what lies behind is padding.
+        valid: 1 for examples, 0 for padding [A, B]; None where nothing is padded.
+        generators: the randomness of each client's training.
+        last_epoch: whether this is a step of the last epoch.
+    """
+
+    active: slice | Tensor
+    x: Tensor
+    y: Tensor
+    counts: Sequence[int]
+    valid: Tensor | None
+    generators: Sequence[torch.Generator]
+    last_epoch: bool
+
+
+def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool = False) -> Iterator[Batch]:
+    """Shuffled minibatches of all clients, `plan.epochs` times through each client's data.
+
+    A client out of batches takes no part in the rest of the epoch. With `merge_single` a last batch of one example joins
+    the one before it (batch norm cannot train on one example).
+    """
+    ids, sizes = clients.ids.tolist(), clients.sizes.tolist()
+    if merge_single and 1 in sizes:
+        raise InputError(f"client {ids[sizes.index(1)]} has a single example, and batch norm cannot train on one: leave it out")
+    generators = [rng(i, "batches") for i in ids]
+    device = clients.train.x.device
+    width = plan.batch_size
+    bounds = [_bounds(n, width, merge_single) for n in sizes]
+    for epoch in range(plan.epochs):
+        rows = [
+            clients.train.rows_of(k)[torch.randperm(n, generator=g)]
+            for k, (n, g) in enumerate(zip(sizes, generators, strict=True))
+        ]
+        for s in range(max(len(b) for b in bounds)):
+            positions = [k for k, b in enumerate(bounds) if s < len(b)]
+            parts = [rows[k][slice(*bounds[k][s])] for k in positions]
+            counts = [len(p) for p in parts]
+            most = max(counts)
+            full = min(counts) == most
+            # padding repeats the first example: any finite input will do, its weight is zero
+            index = torch.stack(parts if full else [torch.cat([p, p[:1].expand(most - len(p))]) for p in parts])
+            valid = None if full else (torch.arange(most) < torch.tensor(counts).unsqueeze(1)).to(torch.float32).to(device)
+            own = [generators[k] for k in positions]
+            x = clients.train.x[index.to(device)]
+            if clients.augment:
+                x = crop_and_flip(x, own, counts)
+            yield Batch(
+                active=slice(0, len(positions)) if positions == list(range(len(positions))) else torch.tensor(positions),
+                x=x,
+                y=clients.train.y[index.to(device)],
+                counts=counts,
+                valid=valid,
+                generators=own,
+                last_epoch=epoch == plan.epochs - 1,
+            )
+
+
+def _bounds(n: int, width: int, merge_single: bool) -> list[tuple[int, int]]:
+    starts = list(range(0, n, width))
+    if merge_single and n > width and n % width == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], n], strict=True))
+
+
+def crop_and_flip(x: Tensor, generators: Sequence[torch.Generator], counts: Sequence[int], padding: int = 4) -> Tensor:
+    """Random crops after padding with zeros, and random horizontal flips, of images x [A, B, c, h, w], drawn per client."""
+    most, (height, width) = x.shape[1], x.shape[-2:]
+    padded = functional.pad(x, [padding] * 4)
+    top, left, flip = torch.zeros(3, len(x), most, dtype=torch.int64)
+    for k, (generator, count) in enumerate(zip(generators, counts, strict=True)):
+        top[k, :count] = torch.randint(2 * padding + 1, (count,), generator=generator)
+        left[k, :count] = torch.randint(2 * padding + 1, (count,), generator=generator)
+        flip[k, :count] = torch.randint(2, (count,), generator=generator)
+    rows = top.unsqueeze(-1) + torch.arange(height)
+    columns = torch.arange(width).expand(len(x), most, width)
+    columns = left.unsqueeze(-1) + torch.where(flip.bool().unsqueeze(-1), width - 1 - columns, columns)
+    client = torch.arange(len(x)).view(-1, 1, 1, 1)
+    example = torch.arange(most).view(1, -1, 1, 1)
+    moved = padded.movedim(2, -1)[client, example, rows.unsqueeze(-1), columns.unsqueeze(-2)]  # [A, B, h, w, c]
+    return moved.movedim(-1, 2)

@@ -1,0 +1,31 @@
+"""FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020).
+
+FedAvg whose clients minimise F_i(theta_i) + mu/2 ||theta_i - theta||^2, theta being what they received. The penalty is applied
+as a proximal step (local.py), so any mu is stable. Sent: d down, d up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from fedhb.algorithms.base import Arrays, Problem
+from fedhb.algorithms.fedavg import FedAvg
+from fedhb.algorithms.local import Pull
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with a proximal term."""
+
+    name: ClassVar[str] = "fedprox"
+    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
+    mu: float = field(default=0.01, metadata={"help": "strength of the pull towards the received weights"})
+
+    def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:
+        """mu/2 ||w - w_received||^2 on what is sent; a head that stays at home is not penalised."""
+        if key not in received:
+            return None
+        return Pull(torch.full((1, 1), self.mu, dtype=problem.network.dtype), received[key])

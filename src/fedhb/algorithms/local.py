@@ -1,0 +1,188 @@
+"""Local training of C clients at once: stochastic gradient steps, and the prior's pull as a proximal step.
+
+The step, for a loss with gradient g and a penalty mu/2 ||m - target||^2:
+
+    v  <- momentum v + g
+    m' <- m - lr v
+    m+ <- (m' + lr mu target) / (1 + lr mu)
+    v  <- v + (m' - m+) / lr
+
+It is stable for every mu, and bit-equal to plain SGD at mu = 0. Its fixed point is the minimiser of loss plus penalty: the last
+line makes the velocity that of the whole objective; without it the penalty would act (1 - momentum) times as strong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhb.algorithms.base import Plan
+from fedhb.algorithms.batches import Batch, batches
+from fedhb.clients import Clients
+from fedhb.likelihood import Likelihood
+from fedhb.network import Network, Weights
+from fedhb.seeding import Randomness
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The penalty mu/2 ||m - target||^2 of each client, per example.
+
+    Attributes:
+        mu: strength, broadcast against [C, d].
+        target: [d] or [C, d], or a function of the current m [A, d] and of who is active.
+    """
+
+    mu: Tensor
+    target: Tensor | Callable[[Tensor, slice | Tensor], Tensor]
+
+
+class Sgd:
+    """Stochastic gradient descent with momentum for the weights of C clients, updated in place.
+
+    Args:
+        network: what the weights belong to.
+        weights: the starting point; it becomes the result.
+        plan: learning rate, momentum, and whether the head is trained.
+        pull: the prior's pull on theta, or None.
+        head_pull: the same for the head, or None.
+        p_do: each column of the body is kept with this probability, drawn anew for every batch and client (eq:spiky2).
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        weights: Weights,
+        plan: Plan,
+        *,
+        pull: Pull | None = None,
+        head_pull: Pull | None = None,
+        p_do: float = 1.0,
+    ):
+        self.network, self.weights, self.plan, self.p_do = network, weights, plan, p_do
+        self.train_head = plan.train_head and weights.head.shape[1] > 0
+        self._theta = _Momentum(weights.theta, plan, pull)
+        self._head = _Momentum(weights.head, plan, head_pull) if self.train_head else None
+        count = len(weights.theta)
+        self._loss, self._score, self._examples = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)
+
+    def step(self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None) -> None:
+        """One step of every active client on its batch.
+
+        Args:
+            batch: inputs, targets, and who is active.
+            likelihood: gives the loss of each example.
+            y: targets to use instead of the batch's.
+            example_weights: multiplies the loss of each example [A, B].
+        """
+        y = batch.y if y is None else y
+        active = batch.active
+        theta = self.weights.theta[active]  # a view where `active` is a slice
+        part = Weights(theta, self.weights.head[active], self.weights.buffers[active])
+        counts = torch.tensor(batch.counts, dtype=self.network.dtype, device=theta.device)
+
+        def loss(outputs: Tensor, client: int | None) -> Tensor:
+            rows = slice(None) if client is None else slice(client, client + 1)
+            width = outputs.shape[1]
+            target = y[rows, :width]
+            each = likelihood.loss(outputs, target)
+            score = likelihood.score(outputs.detach(), target)
+            if batch.valid is not None and client is None:
+                each, score = each * batch.valid.to(each.dtype), score * batch.valid.to(score.dtype)
+            if batch.last_epoch:
+                seen = torch.arange(len(self._loss), device=theta.device)[active][rows]
+                self._loss[seen] += each.detach().sum(1).double()
+                self._score[seen] += score.sum(1).double()
+                self._examples[seen] += counts[rows].double()
+            if example_weights is not None:
+                each = each * example_weights[rows, :width]
+            return (each.sum(1) / counts[rows]).sum()
+
+        dropped = self._draw_dropped(batch.generators)
+        kept = theta.view(-1)[dropped]
+        theta.view(-1)[dropped] = 0.0
+        seeds = (
+            [0] * len(counts)
+            if self.network.batches_clients
+            else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
+        )
+        gradient, head_gradient = self.network.value_and_grad(
+            part, batch.x, loss, train_head=self.train_head, counts=batch.counts, seeds=seeds
+        )
+        theta.view(-1)[dropped] = kept
+        gradient.view(-1)[dropped] = 0.0
+
+        self._theta.step(gradient, active)
+        if self._head is not None and head_gradient is not None:
+            self._head.step(head_gradient, active)
+        if not isinstance(active, slice):
+            self.weights.buffers[active] = part.buffers
+
+    def _draw_dropped(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Coordinates into the flattened [A, d] that this batch's dropout masks set to zero: the thinned m."""
+        if self.p_do >= 1.0:
+            return torch.zeros(0, dtype=torch.int64)
+        d = self.network.num_params
+        return torch.cat([self.network.columns.draw(self.p_do, g) + k * d for k, g in enumerate(generators)])
+
+    def report(self) -> dict[str, Tensor]:
+        """Mean loss and score of each client over its last epoch, and its number of examples [C]."""
+        return {"loss": self._loss / self._examples, "score": self._score / self._examples}
+
+
+class _Momentum:
+    """The proximal momentum step on one block of coordinates [C, k], in place."""
+
+    def __init__(self, value: Tensor, plan: Plan, pull: Pull | None):
+        self.value, self.lr, self.momentum, self.pull = value, plan.lr, plan.momentum, pull
+        self.velocity = torch.zeros_like(value)
+        self.shrink = None if pull is None else (1.0 / (1.0 + plan.lr * pull.mu)).to(value.dtype)
+
+    def step(self, gradient: Tensor, active: slice | Tensor) -> None:
+        m, v = self.value[active], self.velocity[active]
+        target = self._target(m, active)  # at the current m, before it moves
+        v.mul_(self.momentum).add_(gradient)
+        m.add_(v, alpha=-self.lr)
+        if target is not None and self.shrink is not None:
+            shrink = self.shrink if len(self.shrink) == 1 else self.shrink[active]
+            pulled = torch.lerp(target.expand_as(m), m, shrink.expand_as(m))
+            v.add_(m.sub_(pulled), alpha=1.0 / self.lr)
+            m.copy_(pulled)
+        if not isinstance(active, slice):
+            self.value[active], self.velocity[active] = m, v
+
+    def _target(self, m: Tensor, active: slice | Tensor) -> Tensor | None:
+        if self.pull is None:
+            return None
+        if callable(self.pull.target):
+            return self.pull.target(m, active)
+        return self.pull.target[active] if self.pull.target.ndim == 2 else self.pull.target
+
+
+def train(
+    network: Network,
+    likelihood: Likelihood,
+    start: Weights,
+    clients: Clients,
+    plan: Plan,
+    rng: Randomness,
+    *,
+    pull: Pull | None = None,
+    head_pull: Pull | None = None,
+    p_do: float = 1.0,
+    beside: Callable[[Batch, Tensor], None] | None = None,
+) -> tuple[Weights, dict[str, Tensor]]:
+    """Train C clients from `start` by `plan`; `beside(batch, m)` is called with every batch and the clients' current m.
+
+    Returns:
+        The weights found, and the clients' reports.
+    """
+    solver = Sgd(network, start, plan, pull=pull, head_pull=head_pull, p_do=p_do)
+    for batch in batches(clients, plan, rng, merge_single=network.has_batch_norm):
+        solver.step(batch, likelihood)
+        if beside is not None:
+            beside(batch, solver.weights.theta[batch.active])
+    return solver.weights, solver.report() | {"examples": clients.sizes.double()}

@@ -1,0 +1,147 @@
+"""The Normal-Inverse-Wishart model (Alg. 4 to 6 of the paper).
+
+    p(phi) = N(mu; 0, Sigma / lambda0) IW(Sigma; Sigma_0, nu_0),  Sigma_0 = prior_scale^2 I,  nu_0 = dim + 2  eq:niw_prior_phi
+    p(theta_i | phi) = N(theta_i; mu, Sigma)                                                                 eq:niw_prior_theta
+    q(phi) = NIW(m0, V0, l0, n0),   V0 diagonal,  l0 = |D| + lambda0,  n0 = |D| + nu_0                       eq:niw_q_phi
+    q_i(theta_i) = prod over columns of p_do N(m_i, eps^2 I) + (1 - p_do) N(0, eps^2 I)                      eq:spiky2
+
+Clients minimise -log p(D_i | thinned m_i) + p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)               eq:niw_elbo_1_indiv
+and the server has a closed form (eq:niw_server_m0_V0), from count, sum_i (m_i - m0) and sum_i (m_i - m0)^2 alone:
+
+    m0 = p_do N / (N + lambda0) mean_i m_i
+    V0 = n0 / (N + dim + 2) ( prior_scale^2 + N eps^2 + lambda0 m0^2 + N mean_i [ p_do (m_i - m0)^2 + (1 - p_do) m0^2 ] )
+
+`dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate").
+Sent: 2d down (m0, V0), d up (m_i).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedhb import distributions
+from fedhb.algorithms.base import Arrays, Problem
+from fedhb.algorithms.hierarchical import Hierarchical
+from fedhb.algorithms.local import Pull
+from fedhb.algorithms.sums import average_shared, differences, shared_parts, summarise_shared
+from fedhb.seeding import Randomness
+
+TINY = 1e-12
+"""Stands for lambda0 = 0 in the KL of q(phi), whose constant is infinite for a flat prior on mu."""
+
+
+@dataclass(frozen=True)
+class NIW(Hierarchical):
+    """Gaussian clients under a Normal-Inverse-Wishart posterior."""
+
+    name: ClassVar[str] = "niw"
+    num_samples: int = field(default=1, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
+    p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
+    eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes"})
+    lambda0: float = field(
+        default=1.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 0 does not shrink"}
+    )
+    prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I"})
+    dof: distributions.Dof = field(
+        default="full", metadata={"help": "one d-dimensional NIW, or d of one dimension: full or per_coordinate"}
+    )
+    precision: str = field(
+        default="mode",
+        metadata={"help": "the clients' prior precision: at the mode of q(phi), or its mean: mode or mean"},
+    )
+
+    def _dim(self, problem: Problem) -> int:
+        return problem.network.num_params if self.dof == "full" else 1
+
+    def posterior(self, problem: Problem, server: Arrays) -> distributions.NIW:
+        """q(phi)."""
+        size = problem.federation.num_examples
+        return distributions.NIW(
+            server["m0"], server["V0"], l0=size + self.lambda0, n0=size + self._dim(problem) + 2.0, dof=self.dof
+        )
+
+    def prior(self, problem: Problem) -> distributions.NIW:
+        """p(phi)."""
+        zero = torch.zeros(problem.network.num_params, dtype=torch.float64)
+        return distributions.NIW(
+            zero,
+            torch.full_like(zero, self.prior_scale**2),
+            l0=max(self.lambda0, TINY),
+            n0=self._dim(problem) + 2.0,
+            dof=self.dof,
+        )
+
+    def start(self, problem: Problem, rng: Randomness) -> Arrays:
+        """m0 = the initial network; V0 by the server's formula without scatter: the first round's pull is like later ones."""
+        m0 = problem.network.theta.clone()
+        V0 = self._scale(problem, m0.double(), torch.zeros_like(m0, dtype=torch.float64))
+        return {"m0": m0, "V0": V0.to(m0.dtype), **shared_parts(problem, self.update)}
+
+    def centre(self, received: Arrays) -> Tensor:
+        """m0."""
+        return received["m0"]
+
+    def _precision(self, problem: Problem, received: Arrays) -> Tensor:
+        """The prior precision of a client's weights [d]: p_do (n0 + dim + 1) / V0 at the mode, p_do n0 / V0 in the mean."""
+        q = self.posterior(problem, received)
+        weight = q.n0 + (q.dim + 1 if self.precision == "mode" else 0)
+        return self.p_do * weight / q.V0
+
+    def pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull:
+        """mu = kl_weight p_do (n0 + dim + 1) / (V0 |D_i|) per coordinate, towards m0."""
+        sizes = sizes[:1] if (sizes == sizes[0]).all() else sizes  # equal clients share one row
+        return Pull(self.kl_weight * self._precision(problem, received) / sizes.unsqueeze(1), received["m0"])
+
+    def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
+        """p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)."""
+        precision = self._precision(problem, received)
+        return torch.stack([0.5 * ((row - received["m0"]).square() * precision).sum(dtype=torch.float64) for row in m])
+
+    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+        """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""
+        m, m0 = found["m"], received["m0"]
+        ones = torch.ones_like(found["examples"])
+        squares = torch.zeros_like(m0, dtype=torch.float64)
+        for row in m:
+            squares.add_((row.double() - m0).square_())
+        return {"m": differences(m, m0, ones), "squares": squares, **summarise_shared(found, received, ones)}
+
+    def _scale(self, problem: Problem, m0: Tensor, scatter: Tensor) -> Tensor:
+        """V0 [d] for the new m0 and mean_i (m_i - m0)^2 [d]: diag rho = p_do (m_i - m0)^2 + (1 - p_do) m0^2 is never negative."""
+        N, dim = problem.federation.num_clients, self._dim(problem)
+        n0 = problem.federation.num_examples + dim + 2.0
+        rho = self.p_do * scatter + (1.0 - self.p_do) * m0.square()
+        S = self.prior_scale**2 + N * self.eps**2 + self.lambda0 * m0.square() + N * rho
+        return n0 / (N + dim + 2.0) * S
+
+    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+        """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
+        N, reference = problem.federation.num_clients, server["m0"].double()
+        change = summary["m"] / summary["count"]
+        m0 = self.p_do * N / (N + self.lambda0) * (reference + change)
+        moved = m0 - reference
+        # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
+        scatter = (summary["squares"] / summary["count"] - 2.0 * moved * change + moved.square()).clamp_min_(0.0)
+        dtype = server["m0"].dtype
+        return {
+            "m0": m0.to(dtype),
+            "V0": self._scale(problem, m0, scatter).to(dtype),
+            **average_shared(server, summary),
+        }
+
+    def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
+        """theta ~ t_{n0-dim+1}(m0, (l0+1) V0 / (l0 (n0-dim+1)))."""
+        return self.posterior(problem, server).predictive().sample(count, generator)
+
+    def global_kl(self, problem: Problem, server: Arrays) -> Tensor:
+        """KL(q(phi) || p(phi))."""
+        return distributions.niw_kl(self.posterior(problem, server), self.prior(problem))
+
+    def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
+        """E log N(theta_i; mu, Sigma) over q(phi) and q_i (appeq:niw_expected)."""
+        mean, variance = distributions.spiky_moments(m, self.p_do, self.eps)
+        return distributions.expected_log_gaussian(self.posterior(problem, server), mean, variance)

@@ -1,0 +1,317 @@
+"""The library's front door: `fit` trains a global posterior, `load` brings one back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedhb import algorithms
+from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
+from fedhb.clients import Clients, Scaling
+from fedhb.engine import checkpoint
+from fedhb.engine.executor import InProcess
+from fedhb.engine.folder import RunFolder, as_json
+from fedhb.engine.keeper import Keeper, fingerprint_of
+from fedhb.engine.loop import Callback, State, Training, run
+from fedhb.engine.schedule import cohort_size, learning_rate
+from fedhb.engine.workers import Workers
+from fedhb.errors import InputError
+from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
+from fedhb.models import check_model, default_likelihood, make_model
+from fedhb.network import Network
+from fedhb.progress import RoundProgress
+from fedhb.run import Personal, Run, one_thread
+from fedhb.seeding import Randomness
+
+PERSONAL, CONSTANTS = "personal.safetensors", "constants.safetensors"
+LIKELIHOODS: dict[str, type[Any]] = {"categorical": Categorical, "gaussian": GaussianRegression}
+
+
+def fit(
+    model: nn.Module,
+    clients: Clients,
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int = 100,
+    fraction: float = 0.1,
+    local_epochs: int = 1,
+    batch_size: int = 50,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    schedule: str = "step",
+    personal_lr: float = 1e-3,
+    personal_epochs: int = 5,
+    seed: int = 0,
+    head: str | None = None,
+    batch_norm: str = "running",
+    likelihood: Likelihood | None = None,
+    holdout: Clients | None = None,
+    evaluate_on: str | None = "test",
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 10,
+    device: str = "cpu",
+    workers: int = 1,
+    progress: bool = True,
+    callbacks: Sequence[Callback] = (),
+    settings_toml: Callable[[Mapping[str, str]], str] | None = None,
+    rebuild: Mapping[str, Any] | None = None,
+) -> Run:
+    """Train a global posterior.
+
+    Args:
+        model: any torch module; its present weights are the starting point, and it is not changed.
+        clients: who holds which data.
+        algorithm: with its settings; default `NIW()`.
+        rounds, fraction, local_epochs, batch_size, lr, momentum, schedule: R, f, tau and the clients' SGD.
+        personal_lr, personal_epochs: how clients personalise.
+        seed: of cohorts, minibatches, dropout and sampling.
+        head: the name of the model's head; default: its last linear layer; "" for none.
+        batch_norm: "running", or "batch" for the statistics of the batch.
+        likelihood: default: categorical for labels, Gaussian for real targets (scaled by those of the training data; a model with
+            one output per target instead of two gets noise of a fixed size).
+        holdout: clients that never train; they are evaluated beside the training clients.
+        evaluate_on: the split of the result's numbers, read once at the end; None for no evaluation.
+        out: the folder for settings, records, result and checkpoints; None keeps nothing on disk.
+        resume: go on where a run in `out` stopped.
+        checkpoint_every: rounds between checkpoints.
+        device, workers: where it runs; workers=0 means one process per core.
+        progress: show it.
+        callbacks: told of every round.
+        settings_toml, rebuild: for the command line: what settings.toml holds, and how `load` makes the model again.
+    """
+    algorithm = algorithms.check(algorithm if algorithm is not None else algorithms.NIW())
+    if rounds < 1 or local_epochs < 1 or batch_size < 1 or not lr > 0:
+        raise InputError(f"rounds={rounds}, local_epochs={local_epochs}, batch_size={batch_size}, lr={lr}: all must be positive")
+    cohort_size(len(clients), fraction)
+    learning_rate(schedule, lr, 0, rounds)
+    if evaluate_on and getattr(clients, evaluate_on) is None:
+        if evaluate_on != "test":
+            raise InputError(f"evaluate_on={evaluate_on!r}, but the clients have no such split")
+        evaluate_on = None
+    network = Network(model, head=head, batch_norm=batch_norm, scaling=clients.scaling)
+    likelihood = likelihood or default_likelihood(clients, network)
+    check_model(network, likelihood, clients)
+    problem = Problem(network, likelihood, Federation(len(clients), clients.num_examples, clients.num_classes))
+    training = Training(
+        rounds, fraction, Plan(local_epochs, batch_size, lr, momentum, algorithm.update == "full"), schedule, seed
+    )
+    personal_plan = Plan(personal_epochs, batch_size, personal_lr, momentum, train_head=True)
+    fingerprint = fingerprint_of(problem, algorithm, training, clients)
+    constants = network.constants()
+    network.to(device)
+    clients = clients.to(device)
+
+    folder = RunFolder(out) if out is not None else None
+    state = None
+    if folder is not None:
+        if folder.holds_run and not resume:
+            raise InputError(f"{folder.path} already holds a run: resume it (--resume), or choose another --out")
+        if resume and (folder.path / "result.json").exists():
+            finished = load(folder.path, model=model, algorithm=algorithm)
+            if checkpoint.load(folder.checkpoints, fingerprint) is not None:
+                return finished
+        folder.lock()
+        loaded = checkpoint.load(folder.checkpoints, fingerprint) if resume else None
+        if loaded is not None:
+            state = loaded[0]
+            folder.keep_rounds(state.done)
+        elif folder.holds_run:
+            folder.keep_rounds(0)
+    with one_thread():
+        if state is None:
+            state = State(server=algorithm.start(problem, Randomness(seed)))
+        state.server = {key: value.to(device) for key, value in state.server.items()}
+        result = Run(problem, algorithm, state, seed, personal_plan, tuple(clients.train.x.shape[1:]))
+        if folder is not None:
+            toml = settings_toml(versions()) if settings_toml else describe(model, clients, algorithm, training, personal_plan)
+            folder.write("settings.toml", toml.encode())
+            folder.write("problem.json", as_json(problem_record(result, head, batch_norm, rebuild)))
+        keeper = Keeper(folder, constants, fingerprint, checkpoint_every, rounds, result.records)
+        shown = [RoundProgress(f"{algorithm.name} seed {seed}")] if progress else []
+        count = workers or os.cpu_count() or 1
+        executor = (
+            Workers(problem, algorithm, clients, state.store, count)
+            if count > 1
+            else InProcess(problem, algorithm, clients, state.store)
+        )
+        try:
+            run(problem, algorithm, len(clients), training, state, executor, [*callbacks, keeper, *shown])
+            result.result = summary(result, clients, holdout, evaluate_on)
+            if folder is not None:
+                folder.write("result.json", as_json(result.result))
+                result.records = folder.rounds()
+        finally:
+            executor.close()
+            if folder is not None:
+                folder.unlock()
+    return result
+
+
+def summary(result: Run, clients: Clients, holdout: Clients | None, split: str | None) -> dict[str, Any]:
+    """What result.json holds."""
+    state, begun = result.state, time.perf_counter()
+    known = result.evaluate(clients, split) if split else {"global": None, "personalised": None, "per_client": None}
+    novel = None
+    if holdout is not None and split:
+        unseen = result.evaluate(holdout, split)
+        novel = {"global": unseen["global"], "personalised": unseen["personalised"], "per_client": unseen["per_client"]}
+    per_client_round = {
+        "down_bytes": state.traffic.down // max(state.client_rounds, 1),
+        "up_bytes": state.traffic.up // max(state.client_rounds, 1),
+    }
+    return {
+        "algorithm": result.algorithm.name,
+        "dataset": clients.name,
+        "seed": result.seed,
+        "rounds": state.done,
+        "split": split,
+        "global": known["global"],
+        "personalised": known["personalised"],
+        "holdout": novel,
+        "per_client": known["per_client"],
+        "communication": {
+            "down_bytes": state.traffic.down,
+            "up_bytes": state.traffic.up,
+            "per_client_round": per_client_round,
+        },
+        "data": dict(clients.files),
+        "seconds": {"train": state.seconds, "evaluate": time.perf_counter() - begun},
+    }
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | None = None, algorithm: Algorithm | None = None) -> Any:
+    """A `Run` from its folder, or a `Personal` model from its own.
+
+    Args:
+        path: the folder.
+        model: the module that was trained, where it was your own (its weights do not matter).
+        algorithm: the algorithm, where it is your own.
+    """
+    folder = RunFolder(path)
+    record = folder.read_json("problem.json")
+    personal = folder.path / PERSONAL
+    loaded = None if personal.exists() else checkpoint.load(folder.checkpoints)
+    if loaded is None and not personal.exists():
+        raise InputError(f"{folder.path} holds no checkpoint: train with --out {folder.path} first")
+    state, constants = loaded if loaded is not None else (None, checkpoint.read_arrays(folder.path / CONSTANTS))
+    network = Network(
+        model if model is not None else rebuild_model(record, folder.path),
+        head=record["head"],
+        batch_norm=record["batch_norm"],
+        scaling=Scaling(torch.tensor(record["scaling"]["mean"]), torch.tensor(record["scaling"]["std"])),
+    )
+    network.restore(constants)
+    if algorithm is None:
+        if record["algorithm"]["name"] not in algorithms.ALGORITHMS:
+            name = record["algorithm"]["name"]
+            raise InputError(f"{folder.path} was trained with {name!r}, which is your own: give load(path, algorithm=...)")
+        algorithm = algorithms.build(record["algorithm"]["name"], record["algorithm"]["settings"])
+    likelihood = LIKELIHOODS[record["likelihood"]["kind"]](**record["likelihood"]["settings"])
+    problem = Problem(network, likelihood, Federation(**record["federation"]))
+    if state is None:
+        return Personal(Personalised(problem, **checkpoint.read_arrays(personal)), tuple(record["input_shape"]))
+    result = folder.read_json("result.json") if (folder.path / "result.json").exists() else {}
+    return Run(
+        problem,
+        algorithm,
+        state,
+        record["seed"],
+        Plan(**record["personal_plan"]),
+        tuple(record["input_shape"]),
+        result,
+        folder.rounds(),
+    )
+
+
+def save_personal(path: str | os.PathLike[str], run: str | os.PathLike[str], personal: Personal) -> None:
+    """Keep a personalised model in a folder of its own, which needs nothing of the run it came from."""
+    folder = RunFolder(path)
+    record = RunFolder(run).read_json("problem.json")
+    checkpoint.write_arrays(folder.path / PERSONAL, personal.posterior.arrays())
+    checkpoint.write_arrays(folder.path / CONSTANTS, personal.posterior.problem.network.constants())
+    folder.write("problem.json", as_json(record))
+
+
+def problem_record(result: Run, head: str | None, batch_norm: str, rebuild: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What problem.json holds: all that `load` needs besides arrays."""
+    kind = next((name for name, cls in LIKELIHOODS.items() if isinstance(result.problem.likelihood, cls)), "own")
+    federation = result.problem.federation
+    return {
+        "model": dict(rebuild) if rebuild else None,
+        "head": head,
+        "batch_norm": batch_norm,
+        "input_shape": list(result.input_shape),
+        "scaling": {
+            "mean": result.problem.network.scaling.mean.tolist(),
+            "std": result.problem.network.scaling.std.tolist(),
+        },
+        "likelihood": {"kind": kind, "settings": dataclasses.asdict(result.problem.likelihood)},  # type: ignore[call-overload]
+        "federation": {
+            "num_clients": federation.num_clients,
+            "num_examples": federation.num_examples,
+            "num_classes": federation.num_classes,
+        },
+        "algorithm": {"name": result.algorithm.name, "settings": dataclasses.asdict(result.algorithm)},  # type: ignore[call-overload]
+        "personal_plan": dataclasses.asdict(result.personal_plan),
+        "seed": result.seed,
+    }
+
+
+def rebuild_model(record: Mapping[str, Any], path: Path) -> nn.Module:
+    """The run's model from its name."""
+    spec = record["model"]
+    if spec is None:
+        raise InputError(f"{path} was trained with a module of your own: give it, load(path, model=...)")
+    return make_model(spec["name"], record["input_shape"], spec["num_outputs"], spec["options"])
+
+
+def describe(model: nn.Module, clients: Clients, algorithm: Any, training: Training, personal: Plan) -> str:
+    """settings.toml of a run from Python."""
+    lines = ["# A run from Python. Versions: " + ", ".join(f"{k} {v}" for k, v in versions().items())]
+    plan = training.plan
+    values = {
+        "dataset": clients.name,
+        "algorithm": algorithm.name,
+        "num_clients": len(clients),
+        "fraction": training.fraction,
+        "local_epochs": plan.epochs,
+        "rounds": training.rounds,
+        "batch_size": plan.batch_size,
+        "lr": plan.lr,
+        "momentum": plan.momentum,
+        "schedule": training.schedule,
+        "personal_lr": personal.lr,
+        "personal_epochs": personal.epochs,
+        "seed": training.seed,
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+    }
+    lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    lines += [
+        "",
+        f"[{algorithm.name}]",
+        *(f"{key} = {json.dumps(value)}" for key, value in dataclasses.asdict(algorithm).items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    from fedhb import __version__
+
+    return {
+        "fedhb": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

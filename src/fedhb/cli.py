@@ -1,0 +1,322 @@
+"""The command line: `fedhb train | compare | predict | personalise | data | algorithms`.
+
+Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedhb.errors import DivergedError, InputError
+from fedhb.settings import ALGORITHMS, Settings, read_toml
+
+app = typer.Typer(
+    name="fedhb",
+    help="Hierarchical Bayesian federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Which data sets are here, what is missing and how to get it.", invoke_without_command=True)
+app.add_typer(data_app, name="data")
+
+console = Console()
+errors = Console(stderr=True, highlight=False)
+KINDS = {int: int, float: float, str: str, bool: bool}
+SetOption = Annotated[
+    Optional[list[str]],  # noqa: UP045 (typer reads it)
+    typer.Option(
+        "--set", metavar="TABLE.KEY=VALUE", help="an algorithm's or the model's own setting, such as niw.kl_weight=0.001"
+    ),
+]
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one flag per setting; those that were given arrive as `flags`."""
+    own = inspect.signature(command).parameters
+    names = [f for f in dataclasses.fields(Settings) if f.name != "options" and f.name not in own]
+    hints = inspect.get_annotations(command, eval_str=True)
+
+    def wrapper(**values: Any) -> None:
+        flags = {f.name: values.pop(f.name) for f in names}
+        command(flags=flags, **values)
+
+    parameters = [p.replace(annotation=hints[n]) for n, p in own.items() if n != "flags"]
+    for f in names:
+        option = typer.Option("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']} [{f.default}]", show_default=False)
+        annotation: Any = Annotated[Optional[KINDS[type(f.default)]], option]  # noqa: UP045
+        parameters.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in keyword_only}
+    wrapper.__doc__, wrapper.__name__ = command.__doc__, command.__name__
+    return wrapper
+
+
+@app.command()
+@with_settings
+def train(
+    flags: dict[str, Any],
+    settings: Annotated[Path | None, typer.Argument(metavar="[SETTINGS.toml]", help="a settings file; flags override it")] = None,
+    set_: SetOption = None,
+    out: Annotated[Optional[Path], typer.Option(help="folder for results [runs/DATASET-ALGORITHM-seedN]")] = None,  # noqa: UP045
+    resume: Annotated[bool, typer.Option("--resume", help="go on where the run in --out stopped")] = False,
+) -> None:
+    """Train a global posterior; evaluate it before and after personalisation."""
+    chosen = Settings.resolve(settings, flags, set_ or ())
+    name = Path(chosen.data).stem if chosen.data else chosen.dataset
+    folder = out or Path("runs") / f"{name}-{chosen.algorithm}-seed{chosen.seed}"
+    from fedhb.experiment import train as run_training
+
+    finished = resume and (folder / "result.json").exists()
+    try:
+        run = run_training(chosen, folder, resume)
+    except KeyboardInterrupt:
+        errors.print(f"\nstopped; go on with the same command and [bold]--out {folder} --resume[/bold]")
+        raise
+    if finished:
+        console.print(f"{folder} was finished already: nothing to do")
+    show_result(run.result)
+    console.print(f"results in {folder}", highlight=False)
+
+
+@app.command()
+@with_settings
+def compare(
+    flags: dict[str, Any],
+    settings: Annotated[Path | None, typer.Argument(metavar="[SETTINGS.toml]", help="a settings file; flags override it")] = None,
+    algorithms: Annotated[Optional[str], typer.Option(help="names with commas between them, or all [niw,mixture,fedavg]")] = None,  # noqa: UP045
+    seeds: Annotated[Optional[str], typer.Option(help="numbers with commas between them [0,1,2]")] = None,  # noqa: UP045
+    set_: SetOption = None,
+    out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/compare"),
+    resume: Annotated[bool, typer.Option("--resume", help="keep what is done, go on with the rest")] = False,
+) -> None:
+    """Train several algorithms with several seeds under the same settings; one table of means and deviations."""
+    lists = {"algorithms": algorithms or "niw,mixture,fedavg", "seeds": seeds or "0,1,2"}
+    content = read_toml(settings) if settings else {}
+    for key, given in (("algorithms", algorithms), ("seeds", seeds)):
+        if key in content and given is None:
+            value = content[key]
+            lists[key] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    names = list(ALGORITHMS) if lists["algorithms"] == "all" else [n.strip() for n in lists["algorithms"].split(",") if n.strip()]
+    try:
+        numbers = [int(s) for s in lists["seeds"].split(",")]
+    except ValueError:
+        raise InputError(f"seeds={lists['seeds']!r}: give whole numbers with commas between them, such as 0,1,2") from None
+    chosen = Settings.resolve(settings, flags, set_ or (), ignore=("algorithms", "seeds"))
+    from fedhb.experiment import compare as run_comparison
+
+    try:
+        rows = run_comparison(chosen, names, numbers, out, resume, lambda result: errors.print(one_line(result)))
+    except KeyboardInterrupt:
+        errors.print("\nstopped; go on with the same command and [bold]--resume[/bold]")
+        raise
+    name = Path(chosen.data).stem if chosen.data else chosen.dataset
+    console.print(
+        comparison_table(rows, f"{name}, {chosen.rounds} rounds, seeds {','.join(map(str, numbers))}, {chosen.evaluate_on} data")
+    )
+    console.print(f"runs in {out}", highlight=False)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, or of a personalised model")],
+    inputs: Annotated[Path, typer.Argument(metavar="INPUT.npy", help="inputs [n, ...] in the units of the training data")],
+    out: Annotated[Optional[Path], typer.Option(help="where to write [INPUT.predictions.npz]")] = None,  # noqa: UP045
+) -> None:
+    """Predict with a global posterior or a personalised model: probabilities and entropy (regression: mean and deviation)."""
+    import numpy as np
+
+    from fedhb.api import load
+
+    model = load(run)
+    prediction = model.predict(read_npy(inputs))
+    target = out or inputs.with_suffix(".predictions.npz")
+    if prediction.ndim == 2:
+        entropy = -(prediction * np.log(np.clip(prediction, 1e-38, None))).sum(1)
+        np.savez(target, probabilities=prediction, entropy=entropy)
+        about = f"mean confidence {prediction.max(1).mean():.3f}, mean entropy {entropy.mean():.3f} nats"
+    else:
+        mean, deviation = prediction[:, 0], np.sqrt(prediction[:, 1])
+        entropy = (0.5 * np.log(2 * np.pi * np.e) + np.log(deviation)).sum(-1)
+        np.savez(target, mean=mean, deviation=deviation, entropy=entropy)
+        about = f"mean deviation {deviation.mean():.4g}"
+    console.print(f"{len(prediction)} predictions in {target}; {about}", highlight=False)
+
+
+@app.command()
+def personalise(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")],
+    data: Annotated[Path, typer.Option(metavar="MINE.npz", help="your x and y; with `split`, the rows marked 1 test the result")],
+    out: Annotated[Optional[Path], typer.Option(help="folder of the personalised model [RUN/personalised/NAME]")] = None,  # noqa: UP045
+    epochs: Annotated[Optional[int], typer.Option(help="epochs [as in the run]")] = None,  # noqa: UP045
+    lr: Annotated[Optional[float], typer.Option(help="learning rate [as in the run]")] = None,  # noqa: UP045
+) -> None:
+    """Adapt the global posterior to your own data; the result is a folder that `fedhb predict` takes."""
+    import torch
+
+    from fedhb.api import load, save_personal
+    from fedhb.clients import targets
+    from fedhb.data import read_npz
+    from fedhb.run import Run
+
+    model = load(run)
+    if not isinstance(model, Run):
+        raise InputError(f"{run} is a personalised model already: give the folder of the run it came from")
+    mine = read_npz(data, test_share=0.0)
+    folder = out or run / "personalised" / data.stem
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty: choose another --out")
+    personal = model.personalise(mine.train.x, mine.train.y, epochs=epochs, lr=lr)
+    save_personal(folder, run, personal)
+    console.print(f"personalised on {len(mine.train)} examples; the model is in {folder}", highlight=False)
+    if len(mine.test):
+        y, likelihood = targets(mine.test.y), model.problem.likelihood
+        table = Table(
+            "",
+            *likelihood.metrics(torch.from_numpy(model.predict(mine.test.x)), y),
+            title=f"on your {len(mine.test)} test examples",
+        )
+        for label, predictor in (("global", model), ("personalised", personal)):
+            metrics = likelihood.metrics(torch.from_numpy(predictor.predict(mine.test.x)), y)
+            table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
+        console.print(table)
+
+
+@app.command("algorithms")
+def list_algorithms() -> None:
+    """The algorithms, each with its settings and their defaults."""
+    from fedhb.algorithms import ALGORITHMS as CLASSES
+
+    table = Table("algorithm", "setting", "default", "meaning", title="settings are given as --set ALGORITHM.SETTING=VALUE")
+    for name, cls in CLASSES.items():
+        table.add_section()
+        table.add_row(f"[bold]{name}[/bold]", "", "", f"[bold]{(cls.__doc__ or '').strip().splitlines()[0]}[/bold]")
+        for f in dataclasses.fields(cls):
+            table.add_row("", f.name, str(f.default), f.metadata.get("help", ""))
+    console.print(table)
+
+
+@data_app.callback()
+def data_status(context: typer.Context) -> None:
+    """Which data sets are here, what is missing and how to get it."""
+    if context.invoked_subcommand is not None:
+        return
+    from fedhb.data import status
+
+    table = Table("data set", "here", "where, or how to get it")
+    for entry in status():
+        about = entry.where if entry.present else f"missing {', '.join(entry.missing)}\n{entry.remedy}"
+        table.add_row(entry.name, "yes" if entry.present else "no", about)
+    console.print(table)
+    console.print("your own data: --data FILE.npz with x, y, and optionally client and split", highlight=False)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="the data set")]) -> None:
+    """Download a data set into the user's cache folder, with its checksum verified."""
+    from fedhb.data import load
+
+    dataset = load(name, download=True)
+    console.print(f"{name}: {len(dataset.train)} training and {len(dataset.test)} test examples", highlight=False)
+
+
+def show_result(result: dict[str, Any]) -> None:
+    """The result of one run."""
+    rows = [("global", result["global"]), ("personalised", result["personalised"])]
+    if result["holdout"]:
+        rows += [
+            ("novel clients, global", result["holdout"]["global"]),
+            ("novel clients, personalised", result["holdout"]["personalised"]),
+        ]
+    if result["global"] is None:
+        console.print("the clients have no test examples: nothing was evaluated")
+        return
+    what = f"{result['algorithm']} on {result['dataset']}, seed {result['seed']}, round {result['rounds']}"
+    title = f"{what}: mean over clients, {result['split']} data"
+    table = Table("", *result["global"], title=title)
+    for label, metrics in rows:
+        table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
+    console.print(table)
+    sent = result["communication"]["per_client_round"]
+    seconds = result["seconds"]
+    console.print(
+        f"sent per client and round: {sent['down_bytes'] / 1e6:.2f} MB down, {sent['up_bytes'] / 1e6:.2f} MB up; "
+        f"training {seconds['train']:.1f} s, evaluation {seconds['evaluate']:.1f} s",
+        highlight=False,
+    )
+
+
+def one_line(result: dict[str, Any]) -> str:
+    """A finished run of a comparison."""
+    parts = [
+        f"{task} " + "  ".join(f"{k} {v:.4f}" for k, v in result[task].items())
+        for task in ("global", "personalised")
+        if result[task]
+    ]
+    return f"{result['algorithm']} seed {result['seed']}: " + "; ".join(parts)
+
+
+def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Methods by metrics of both tasks, the best of each column in bold."""
+    metrics = [(task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]]
+    higher = {"accuracy", "coverage"}
+    best = {}
+    for task, m in metrics:
+        values = [row[task][m]["mean"] for row in rows]
+        best[task, m] = max(values) if m in higher else min(values)
+    table = Table("algorithm", title=title)
+    for task, m in metrics:
+        table.add_column(f"{task.replace('_', ' ')}\n{m}", justify="right")
+    table.add_column("training\nseconds", justify="right")
+    for row in rows:
+        cells = []
+        for task, m in metrics:
+            value = row[task][m]
+            text = f"{value['mean']:.4f}" + (f" ±{value['std']:.4f}" if len(row["seeds"]) > 1 else "")
+            cells.append(f"[bold]{text}[/bold]" if value["mean"] == best[task, m] else text)
+        table.add_row(row["algorithm"], *cells, f"{row['seconds']:.1f}")
+    return table
+
+
+def read_npy(path: Path) -> Any:
+    """An array from a .npy file."""
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path} is not a .npy file of numbers ({error}): write it with numpy.save") from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} holds several arrays: give one array, written with numpy.save")
+    return array
+
+
+def main() -> None:
+    """Run the command line with its exit codes."""
+    # Wide tables should not be folded into a log's 80 columns.
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        console.width = 160
+    try:
+        app()
+    except InputError as error:
+        errors.print(f"[bold red]error:[/bold red] {error}", markup=True, soft_wrap=True)
+        sys.exit(2)
+    except DivergedError as error:
+        errors.print(f"[bold red]failed:[/bold red] {error}", soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,317 @@
+"""One client, many clients: a pool of examples and who holds which rows of it.
+
+The examples of all clients lie in one pool, as stored (uint8 images stay uint8); a client is a list of row numbers. A cohort
+is a selection of clients over the same pool, so that nothing is copied until a batch is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhb.data.dataset import Dataset
+from fedhb.errors import InputError
+
+AUGMENTED = ("cifar-100", "cifar-100-coarse", "cifar-100-c")
+"""Data sets whose training images are cropped and flipped at random."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What N clients hold of one split.
+
+    Attributes:
+        x: the pool of inputs [n, ...], as stored.
+        y: the pool of targets [n] or [n, q].
+        rows: row numbers into the pool, client after client [held].
+        offsets: where each client's rows begin [N + 1]; client k holds `rows[offsets[k]:offsets[k + 1]]`.
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, rows_of_client: Sequence[np.ndarray]) -> Share:
+        """A share from one array of row numbers per client."""
+        sizes = torch.tensor([len(rows) for rows in rows_of_client], dtype=torch.int64)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_of_client])
+        return cls(x, y, torch.from_numpy(rows), offsets)
+
+    @property
+    def sizes(self) -> Tensor:
+        """The number of examples of each client [N]."""
+        return self.offsets.diff()
+
+    def rows_of(self, k: int) -> Tensor:
+        """The row numbers of the client at position k."""
+        return self.rows[self.offsets[k] : self.offsets[k + 1]]
+
+    def examples(self, k: int) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of the client at position k."""
+        rows = self.rows_of(k)
+        return self.x[rows], self.y[rows]
+
+    def select(self, positions: Sequence[int]) -> Share:
+        """The same pool, held by the clients at these positions only."""
+        rows = [self.rows_of(k) for k in positions]
+        sizes = torch.tensor([len(r) for r in rows], dtype=torch.int64)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return Share(self.x, self.y, torch.cat(rows), offsets)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Inputs are used as (x - mean) / std; mean and std broadcast against one example."""
+
+    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
+    std: Tensor = field(default_factory=lambda: torch.ones(()))
+
+    @classmethod
+    def fit(cls, x: np.ndarray) -> Scaling:
+        """Mean and deviation of a pool: per feature for tables [n, f], per channel for images [n, c, h, w], else one of each."""
+        axes = {2: (0,), 4: (0, 2, 3)}.get(x.ndim, tuple(range(x.ndim)))
+        if x.dtype == np.uint8 and x.ndim == 4:  # count the 256 values instead of converting every pixel
+            counts = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(x.shape[1])])
+            values = np.arange(256.0)
+            mean = counts @ values / counts.sum(1)
+            std = np.sqrt(counts @ values**2 / counts.sum(1) - mean**2)
+        else:
+            mean, std = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
+        std = np.where(std > 1e-12, std, 1.0)  # a constant feature stays zero instead of dividing by zero
+        shape = (-1, 1, 1) if x.ndim == 4 else mean.shape
+        return cls(
+            torch.tensor(mean, dtype=torch.float32).reshape(shape),
+            torch.tensor(std, dtype=torch.float32).reshape(shape),
+        )
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the inputs are used as they are."""
+        return self.mean.ndim == 0 and self.mean.item() == 0 and self.std.item() == 1
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The scaled inputs."""
+        x = x.to(dtype)
+        return x if self.is_identity else (x - self.mean.to(dtype)) / self.std.to(dtype)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients of a federation, or a selection of them.
+
+    Attributes:
+        ids: the partition id of each client [N]; it stays with the client in every selection.
+        train, validation, test: what each client holds; validation and test may be None.
+        num_classes: the number of classes, or None for regression.
+        scaling: how inputs are scaled before the network sees them.
+        augment: "crop-flip" for the random crop (padding 4) and flip of CIFAR images, or None.
+        name: the data set's name.
+        files: hash of every file that was read.
+    """
+
+    ids: Tensor
+    train: Share
+    test: Share | None = None
+    validation: Share | None = None
+    num_classes: int | None = None
+    scaling: Scaling = field(default_factory=Scaling)
+    augment: str | None = None
+    name: str = "arrays"
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for split, share in (("training", self.train), ("test", self.test)):
+            if share is not None and (share.sizes == 0).any():
+                empty = self.ids[share.sizes == 0].tolist()
+                raise InputError(
+                    f"client {empty[0]} has no {split} examples ({len(empty)} of {len(self)} clients are empty): use fewer "
+                    "clients, a larger alpha, or leave such clients out"
+                )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: Sequence[tuple[np.ndarray, np.ndarray]],
+        test: Sequence[tuple[np.ndarray, np.ndarray]] | None = None,
+        *,
+        num_classes: int | None = None,
+        standardise: bool = False,
+        ids: Sequence[int] | None = None,
+    ) -> Clients:
+        """Clients from one (x, y) pair each.
+
+        Args:
+            train: one (inputs, targets) pair per client. Integer targets are class labels, real targets are regressed on.
+            test: the same, in the same order, or None.
+            num_classes: default: the largest label plus one.
+            standardise: scale the inputs by the mean and standard deviation of all training inputs.
+            ids: the clients' ids (default 0, 1, ...).
+        """
+        if not train:
+            raise InputError("no clients: `train` is empty; give one (x, y) pair per client")
+        if test is not None and len(test) != len(train):
+            raise InputError(f"{len(train)} clients have training data but {len(test)} have test data: give one pair for each")
+        x, y, rows = _pool(train, "training")
+        share = Share.of(torch.from_numpy(x), targets(y), rows)
+        test_share = None
+        if test is not None:
+            x_test, y_test, test_rows = _pool(test, "test")
+            if x_test.shape[1:] != x.shape[1:]:
+                raise InputError(f"test inputs have shape {x_test.shape[1:]}, training inputs {x.shape[1:]}: make them alike")
+            test_share = Share.of(torch.from_numpy(x_test), targets(y_test), test_rows)
+        classes = check_labels(y, y_test if test is not None else None, num_classes)
+        if ids is not None and (len(ids) != len(train) or len(set(ids)) != len(train)):
+            raise InputError(
+                f"{len(ids)} ids ({len(set(ids))} different) for {len(train)} clients: give each client an id of its own"
+            )
+        return cls(
+            ids=torch.arange(len(train)) if ids is None else torch.as_tensor(list(ids)),
+            train=share,
+            test=test_share,
+            num_classes=classes,
+            scaling=Scaling.fit(x) if standardise else Scaling(),
+        )
+
+    @classmethod
+    def from_rows(cls, dataset: Dataset, train_rows: Sequence[np.ndarray], test_rows: Sequence[np.ndarray]) -> Clients:
+        """Clients of a data set, given who holds which training and test examples. Inputs are scaled by the training set."""
+        if len(dataset.test) and dataset.test.x.shape[1:] != dataset.train.x.shape[1:]:
+            shapes = f"{dataset.test.x.shape[1:]}, training inputs {dataset.train.x.shape[1:]}"
+            raise InputError(f"{dataset.name}: test inputs have shape {shapes}: make them alike")
+        check_finite(dataset.train.x, "training inputs")
+        check_finite(dataset.test.x, "test inputs")
+        classes = check_labels(dataset.train.y, dataset.test.y, dataset.num_classes)
+        train = Share.of(torch.from_numpy(dataset.train.x), targets(dataset.train.y), train_rows)
+        test = Share.of(torch.from_numpy(dataset.test.x), targets(dataset.test.y), test_rows) if len(dataset.test) else None
+        return cls(
+            ids=torch.arange(len(train_rows)),
+            train=train,
+            test=test,
+            num_classes=classes,
+            scaling=Scaling.fit(dataset.train.x),
+            augment="crop-flip" if dataset.name in AUGMENTED and dataset.train.x.ndim == 4 else None,
+            name=dataset.name,
+            files=dataset.files,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sizes(self) -> Tensor:
+        """The number of training examples of each client [N]: |D_i|."""
+        return self.train.sizes
+
+    @property
+    def num_examples(self) -> int:
+        """The number of training examples of all clients: |D|."""
+        return len(self.train.rows)
+
+    def select(self, positions: Sequence[int]) -> Clients:
+        """The clients at these positions, over the same pool."""
+        return replace(
+            self,
+            ids=self.ids[list(positions)],
+            train=self.train.select(positions),
+            test=None if self.test is None else self.test.select(positions),
+            validation=None if self.validation is None else self.validation.select(positions),
+        )
+
+    def to(self, device: str) -> Clients:
+        """The same clients with their pools on a device."""
+
+        def moved(share: Share) -> Share:
+            return replace(share, x=share.x.to(device), y=share.y.to(device))
+
+        test = None if self.test is None else moved(self.test)
+        validation = None if self.validation is None else moved(self.validation)
+        return replace(self, train=moved(self.train), test=test, validation=validation)
+
+    def hold_out(self, count: int, seed: int) -> tuple[Clients, Clients]:
+        """(clients that train, `count` novel clients that never do), chosen at random."""
+        if not 0 < count < len(self):
+            raise InputError(f"holdout_clients={count} of {len(self)} clients: hold out at least one and leave at least one")
+        order = np.random.default_rng([seed, 0x401D]).permutation(len(self))
+        novel, kept = sorted(order[:count].tolist()), sorted(order[count:].tolist())
+        return self.select(kept), self.select(novel)
+
+    def with_validation(self, fraction: float, seed: int) -> Clients:
+        """Move a share of every client's training examples to its validation split (at least one where it has two)."""
+        if not 0 < fraction < 1:
+            raise InputError(f"validation={fraction}: give a share between 0 and 1, such as 0.1")
+        kept, held = [], []
+        for k, client in enumerate(self.ids.tolist()):
+            rows = self.train.rows_of(k).numpy()
+            count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+            order = np.random.default_rng([seed, 0x7A1, client]).permutation(len(rows))
+            held.append(np.sort(rows[order[:count]]))
+            kept.append(np.sort(rows[order[count:]]))
+        x, y = self.train.x, self.train.y
+        return replace(self, train=Share.of(x, y, kept), validation=Share.of(x, y, held))
+
+
+def targets(y: np.ndarray) -> Tensor:
+    """Targets as a tensor: labels as int64, real targets as float32."""
+    return torch.from_numpy(y.astype(np.int64) if y.dtype.kind in "iub" else y.astype(np.float32))
+
+
+def check_finite(x: np.ndarray, what: str) -> None:
+    """Refuse values that are not finite numbers in float32, as they are used, naming the first row that has one."""
+    if x.dtype.kind not in "iubf":
+        raise InputError(f"{what} have type {x.dtype}: give numbers")
+    if x.dtype.kind == "f" and x.size:
+        bad = ~(np.abs(x) <= np.finfo(np.float32).max).reshape(len(x), -1).all(axis=1)
+        if bad.any():
+            row = int(bad.argmax())
+            raise InputError(f"{what}: row {row} holds NaN or infinity: remove or impute such rows ({bad.sum()} in all)")
+
+
+def check_labels(train: np.ndarray, test: np.ndarray | None, num_classes: int | None) -> int | None:
+    """The number of classes (None for real targets), after a check that every label lies in 0..num_classes-1."""
+    given = {what: y for what, y in (("training targets", train), ("test targets", test)) if y is not None and y.size}
+    for what, y in given.items():
+        check_finite(y, what)
+        if (y.dtype.kind == "f") != (train.dtype.kind == "f"):
+            raise InputError(f"{what} have type {y.dtype}, training targets {train.dtype}: give labels or real targets in both")
+    if train.dtype.kind == "f":
+        return None
+    low, high = min(int(y.min()) for y in given.values()), max(int(y.max()) for y in given.values())
+    classes = high + 1 if num_classes is None else num_classes
+    if low < 0 or high >= classes:
+        bound = "0, 1, ..." if num_classes is None else f"0..{classes - 1}"
+        raise InputError(f"label {low if low < 0 else high} is out of range {bound}: number the classes from 0")
+    return classes
+
+
+def _pool(pairs: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    xs: list[np.ndarray] = []
+    ys: list[np.ndarray] = []
+    rows, start = [], 0
+    for k, (x, y) in enumerate(pairs):
+        x, y = np.asarray(x), np.asarray(y)
+        if len(x) != len(y):
+            raise InputError(f"client {k} has {len(x)} {what} inputs but {len(y)} targets: give one target per input")
+        if x.shape[1:] != np.asarray(pairs[0][0]).shape[1:]:
+            raise InputError(
+                f"client {k} has inputs of shape {x.shape[1:]}, client 0 of {np.asarray(pairs[0][0]).shape[1:]}: make them alike"
+            )
+        if not len(x):
+            raise InputError(f"client {k} has no {what} examples: leave it out")
+        if (y.dtype.kind == "f") != (ys[0].dtype.kind == "f" if ys else y.dtype.kind == "f"):
+            raise InputError(
+                f"client {k} has targets of type {y.dtype}, client 0 of {ys[0].dtype}: give labels or real targets in all"
+            )
+        check_finite(x, f"{what} inputs of client {k}")
+        xs.append(x)
+        ys.append(y)
+        rows.append(np.arange(start, start + len(x)))
+        start += len(x)
+    x = np.concatenate(xs)
+    return (x if x.dtype == np.uint8 else x.astype(np.float32)), np.concatenate(ys), rows

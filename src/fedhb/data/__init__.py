@@ -1,0 +1,75 @@
+"""Where examples come from: `load` a data set by its name, or `read_npz` your own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from fedhb.data import files
+from fedhb.data.arrays import read_npz
+from fedhb.data.dataset import Dataset, Examples
+from fedhb.errors import InputError
+
+__all__ = ["NAMES", "Dataset", "Examples", "Status", "load", "read_npz", "status"]
+
+NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar-100", "cifar-100-coarse")
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a data set is on this computer.
+
+    Attributes:
+        name: its name.
+        present: whether all its files are there.
+        where: their folder; empty if not present.
+        missing: the files that are not there.
+        remedy: how to get them; empty if present.
+    """
+
+    name: str
+    present: bool
+    where: str
+    missing: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+    """Load a data set by its name.
+
+    Args:
+        name: one of `NAMES`.
+        root: a folder that holds its files, in `root/NAME` or in `root` itself; default: every folder of
+            `$FEDHB_DATA`, then the user's cache folder.
+        download: get the files if they are missing, into `root/NAME` or the user's cache folder.
+    """
+    if name not in NAMES:
+        raise InputError(f"unknown data set {name!r}: choose one of {', '.join(NAMES)}, or give your own as a .npz file")
+    if name == "digits":
+        from fedhb.data import digits
+
+        return digits.load()
+    if download and files.locate(name, root).folder is None:
+        files.download(name, root)
+    if name.startswith("cifar"):
+        from fedhb.data import cifar
+
+        return cifar.load(name, root)
+    from fedhb.data import idx
+
+    return idx.load(name, root)
+
+
+def status() -> list[Status]:
+    """Which data sets are on this computer, in the order of `NAMES`; no file is read."""
+    found = []
+    for name in NAMES:
+        if name == "digits":
+            found.append(Status(name, True, "part of scikit-learn"))
+            continue
+        located = files.locate(name)
+        if located.folder is not None:
+            found.append(Status(name, True, str(located.folder)))
+        else:
+            found.append(Status(name, False, "", located.missing, files.remedy(name)))
+    return found

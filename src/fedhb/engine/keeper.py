@@ -1,0 +1,80 @@
+"""What a run keeps on disk while it goes: the record of every round, and checkpoints that only the same run can resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from fedhb.algorithms.base import Arrays, Problem
+from fedhb.clients import Clients
+from fedhb.engine import checkpoint
+from fedhb.engine.folder import RunFolder
+from fedhb.engine.loop import State, Training
+
+
+class Keeper:
+    """The callback that writes rounds.jsonl and checkpoints; also when the run is interrupted."""
+
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        constants: Arrays,
+        fingerprint: str,
+        every: int,
+        rounds: int,
+        records: list[dict[str, Any]],
+    ):
+        self.folder, self.constants, self.fingerprint, self.every, self.rounds = (
+            folder,
+            constants,
+            fingerprint,
+            every,
+            rounds,
+        )
+        self.records = records
+        self._state: State | None = None
+
+    def on_start(self, done: int, rounds: int) -> None:
+        """Nothing to do before the first round."""
+
+    def on_round(self, record: dict[str, Any], state: State) -> None:
+        """Keep the record, and every `every` rounds the state."""
+        self.records.append(record)
+        if self.folder is None:
+            return
+        self.folder.append_round(record)
+        self._state = state
+        if state.done % self.every == 0 or state.done == self.rounds:
+            self._save()
+
+    def on_end(self) -> None:
+        """Keep the last whole round where training stopped between two checkpoints."""
+        self._save()
+
+    def _save(self) -> None:
+        if self.folder is not None and self._state is not None:
+            state, self._state = self._state, None
+            checkpoint.save(self.folder.checkpoints, state, self.constants, self.fingerprint)
+
+
+def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients: Clients) -> str:
+    """A hash of everything that training depends on: a checkpoint goes on only under the same one."""
+    network = problem.network
+    digest = hashlib.sha256()
+    slots = [(s.name, list(s.shape)) for s in (*network.body_slots, *network.head_slots, *network.buffer_slots)]
+    about = [
+        algorithm.name,
+        dataclasses.asdict(algorithm),
+        dataclasses.asdict(training),
+        slots,
+        sorted(clients.files.items()),
+        network.batch_norm,
+    ]
+    digest.update(json.dumps(about, sort_keys=True, default=str).encode())
+    share = clients.train
+    tensors = [network.theta, network.head, network.buffers, share.rows, share.offsets, share.y]
+    for tensor in tensors if clients.files else [*tensors, share.x]:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

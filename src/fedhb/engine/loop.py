@@ -1,0 +1,115 @@
+"""The round loop (Alg. 1): sample a cohort, send L_0, sum what the clients found, solve for the new L_0, record, keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
+from fedhb.engine.executor import Traffic
+from fedhb.engine.schedule import cohort, learning_rate
+from fedhb.engine.store import ClientStore
+from fedhb.seeding import Randomness
+
+
+class Executor(Protocol):
+    """Whatever can run a cohort."""
+
+    def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> tuple[Arrays, Traffic]:
+        """The cohort's sums and what was sent."""
+        ...
+
+
+class Callback(Protocol):
+    """Told of every round; a progress bar, a logger, an evaluation."""
+
+    def on_start(self, done: int, rounds: int) -> None:
+        """Training begins (or goes on) after `done` of `rounds` rounds."""
+        ...
+
+    def on_round(self, record: dict[str, Any], state: State) -> None:
+        """A round is done. Whatever is added to the record is kept with it."""
+        ...
+
+    def on_end(self) -> None:
+        """Training is over, or stopped."""
+        ...
+
+
+@dataclass
+class State:
+    """Where a run stands: the rounds done, the server's arrays, the clients' memories, bytes and seconds so far."""
+
+    server: Arrays
+    done: int = 0
+    store: ClientStore = field(default_factory=ClientStore)
+    traffic: Traffic = field(default_factory=Traffic)
+    client_rounds: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings of the loop: rounds (R), fraction (f), the clients' plan and the schedule of its learning rate, the seed."""
+
+    rounds: int
+    fraction: float
+    plan: Plan
+    schedule: str
+    seed: int
+
+
+def run(
+    problem: Problem,
+    algorithm: Algorithm,
+    num_clients: int,
+    training: Training,
+    state: State,
+    executor: Executor,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Rounds `state.done + 1` to `training.rounds`, in place. A round counts whole or not at all."""
+    for callback in callbacks:
+        callback.on_start(state.done, training.rounds)
+    try:
+        while state.done < training.rounds:
+            record = one_round(problem, algorithm, num_clients, training, state, executor)
+            for callback in callbacks:
+                callback.on_round(record, state)
+    finally:
+        for callback in callbacks:
+            callback.on_end()
+
+
+def one_round(
+    problem: Problem, algorithm: Algorithm, num_clients: int, training: Training, state: State, executor: Executor
+) -> dict[str, Any]:
+    """One round, and what there is to say about it."""
+    begun = time.perf_counter()
+    rng = Randomness(training.seed, state.done + 1)
+    lr = learning_rate(training.schedule, training.plan.lr, state.done, training.rounds)
+    plan = Plan(training.plan.epochs, training.plan.batch_size, lr, training.plan.momentum, training.plan.train_head)
+    positions = cohort(num_clients, training.fraction, rng)
+    summary, traffic = executor.run(state.server, positions, plan, rng)
+    server = algorithm.aggregate(problem, state.server, summary, rng)
+    examples = summary["examples"].item()
+    record: dict[str, Any] = {
+        "round": state.done + 1,
+        "lr": lr,
+        "clients": len(positions),
+        "loss": summary["loss"].item() / examples,
+        "score": summary["score"].item() / examples,
+        **algorithm.report(problem, server, summary),
+        "down_bytes": traffic.down,
+        "up_bytes": traffic.up,
+        "seconds": time.perf_counter() - begun,
+    }
+    state.server = server
+    state.store.commit()
+    state.done += 1
+    state.client_rounds += len(positions)
+    state.traffic = Traffic(state.traffic.down + traffic.down, state.traffic.up + traffic.up)
+    state.seconds += record["seconds"]
+    return record

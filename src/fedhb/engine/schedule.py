@@ -1,0 +1,36 @@
+"""Who takes part in a round, and with which learning rate."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fedhb.errors import InputError
+from fedhb.seeding import SERVER, Randomness
+
+SCHEDULES = ("step", "constant", "cosine")
+
+
+def cohort(num_clients: int, fraction: float, rng: Randomness) -> list[int]:
+    """The positions of a round's N_f = floor(f N) clients (at least one), sampled without replacement, in ascending order."""
+    count = cohort_size(num_clients, fraction)
+    return sorted(torch.randperm(num_clients, generator=rng(SERVER, "cohort"))[:count].tolist())
+
+
+def cohort_size(num_clients: int, fraction: float) -> int:
+    """N_f = floor(f N), at least one."""
+    if not 0 < fraction <= 1:
+        raise InputError(f"fraction={fraction}: give the share of clients in a round, above 0 and at most 1")
+    return max(1, math.floor(fraction * num_clients + 1e-9))  # 0.29 * 100 is 28.999...
+
+
+def learning_rate(schedule: str, lr: float, done: int, rounds: int) -> float:
+    """The learning rate after `done` rounds: times 0.1 at 1/2 and again at 3/4 of the rounds, constant, or cosine."""
+    if schedule == "step":
+        return lr * 0.1 ** ((done >= rounds // 2) + (done >= 3 * rounds // 4))
+    if schedule == "cosine":
+        return lr * 0.5 * (1 + math.cos(math.pi * done / rounds))
+    if schedule == "constant":
+        return lr
+    raise InputError(f"schedule={schedule!r}: choose {', '.join(SCHEDULES)}")

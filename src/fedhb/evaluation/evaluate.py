@@ -1,0 +1,125 @@
+"""Global prediction and personalisation, each client on its own held-back examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
+from fedhb.clients import Clients, Share
+from fedhb.engine.executor import chunk_size
+from fedhb.engine.store import ClientStore
+from fedhb.errors import InputError
+from fedhb.seeding import Randomness
+
+BLOCK = 4096
+"""Examples predicted at once, where clients may share a batch."""
+
+Metrics = dict[str, float]
+
+
+def evaluate(
+    problem: Problem,
+    algorithm: Algorithm,
+    server: Arrays,
+    clients: Clients,
+    store: ClientStore,
+    plan: Plan,
+    rng: Randomness,
+    split: str = "test",
+) -> dict[str, Any]:
+    """Means over clients of global and personalised metrics, and both for every client."""
+    before = global_metrics(problem, algorithm, server, clients, store, rng, split)
+    after = personalised_metrics(problem, algorithm, server, clients, store, plan, rng, split)
+    main = next(iter(before[0]))  # accuracy or rmse
+    return {
+        "global": mean(before),
+        "personalised": mean(after),
+        "per_client": {f"global_{main}": [m[main] for m in before], f"personalised_{main}": [m[main] for m in after]},
+    }
+
+
+def global_metrics(
+    problem: Problem,
+    algorithm: Algorithm,
+    server: Arrays,
+    clients: Clients,
+    store: ClientStore,
+    rng: Randomness,
+    split: str = "test",
+) -> list[Metrics]:
+    """The metrics of the global prediction on each client's own examples."""
+    share = _share(clients, split)
+    # batch statistics, and predictions that depend on a client's memory, need each client's examples as a batch of their own
+    alone = (problem.network.has_batch_norm and problem.network.batch_norm == "batch") or algorithm.remember(
+        problem, clients.select([0])
+    )
+    metrics: list[Metrics] = []
+    for group in _groups(share.sizes.tolist(), 0 if alone else BLOCK):
+        parts = [share.examples(k) for k in group]
+        memory = store.load(algorithm, problem, clients.select(group)) if alone else None
+        predictions = algorithm.predict(problem, server, torch.cat([x for x, _ in parts]), rng, memory)
+        pieces = predictions.split([len(x) for x, _ in parts])
+        metrics += [problem.likelihood.metrics(p, y) for p, (_, y) in zip(pieces, parts, strict=True)]
+    return metrics
+
+
+def personalised_metrics(
+    problem: Problem,
+    algorithm: Algorithm,
+    server: Arrays,
+    clients: Clients,
+    store: ClientStore,
+    plan: Plan,
+    rng: Randomness,
+    split: str = "test",
+) -> list[Metrics]:
+    """The metrics of each client's own posterior, fitted on its training examples, on its own held-back ones."""
+    share = _share(clients, split)
+    order = sorted(range(len(clients)), key=lambda k: (-int(clients.sizes[k]), k))
+    chunk = chunk_size(problem.network)
+    metrics: dict[int, Metrics] = {}
+    for start in range(0, len(order), chunk):
+        positions = order[start : start + chunk]
+        selected = clients.select(positions)
+        memory = store.load(algorithm, problem, selected)
+        personal = algorithm.personalise(problem, server, selected, memory, plan, rng)
+        for c, k in enumerate(positions):
+            x, y = share.examples(k)
+            metrics[k] = problem.likelihood.metrics(personal.client(c).predict(x.unsqueeze(0))[0], y)
+    return [metrics[k] for k in range(len(clients))]
+
+
+def mean(metrics: Sequence[Metrics]) -> Metrics:
+    """The mean over clients of each metric."""
+    return {key: sum(m[key] for m in metrics) / len(metrics) for key in metrics[0]}
+
+
+def _share(clients: Clients, split: str) -> Share:
+    share: Share | None = getattr(clients, split)
+    if share is None:
+        raise InputError(f"the clients have no {split} examples: give some, or choose another split to evaluate on")
+    return share
+
+
+def _groups(sizes: Sequence[int], block: int) -> list[list[int]]:
+    """Consecutive positions whose sizes add up to at most `block` (at least one each)."""
+    groups: list[list[int]] = []
+    held = 0
+    for k, size in enumerate(sizes):
+        if groups and held + size <= block:
+            groups[-1].append(k)
+            held += size
+        else:
+            groups.append([k])
+            held = size
+    return groups
+
+
+def predict_in_blocks(problem: Problem, predict: Any, x: Tensor) -> Tensor:
+    """predict(x) in blocks of examples; in one where batch norm uses the batch's own statistics."""
+    whole = problem.network.has_batch_norm and problem.network.batch_norm == "batch"
+    return torch.cat([predict(part) for part in ([x] if whole else x.split(BLOCK))])

@@ -1,0 +1,148 @@
+"""From settings to clients, a model and a run; and from several runs to one comparison."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedhb import data, nets, partition
+from fedhb.algorithms import ALGORITHMS, build
+from fedhb.api import fit
+from fedhb.clients import Clients
+from fedhb.data.dataset import Dataset
+from fedhb.engine.folder import as_json, write_atomically
+from fedhb.errors import InputError
+from fedhb.models import make_model
+from fedhb.run import Run
+from fedhb.seeding import derive
+from fedhb.settings import Settings
+
+
+def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Clients, Clients | None]:
+    """The clients that train and, where asked for, novel ones that never do."""
+    dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
+    kind = settings.partition or ("natural" if dataset.train.client is not None else "shards")
+    if not settings.partition and dataset.num_classes is None and kind == "shards":
+        raise InputError(
+            f"{dataset.name} has real targets and names no clients: give partition='iid', or a `client` array in the file"
+        )
+    if kind == "shards":
+        clients = partition.shards(dataset, settings.num_clients, settings.shards_per_client, settings.seed)
+    elif kind == "dirichlet":
+        clients = partition.dirichlet(dataset, settings.num_clients, settings.alpha, settings.seed)
+    elif kind == "iid":
+        clients = partition.iid(dataset, settings.num_clients, settings.seed)
+    else:
+        clients = partition.natural(dataset)
+    holdout = None
+    if settings.holdout_clients:
+        clients, holdout = clients.hold_out(settings.holdout_clients, settings.seed)
+    if settings.validation:
+        clients = clients.with_validation(settings.validation, settings.seed)
+        holdout = holdout.with_validation(settings.validation, settings.seed) if holdout else None
+    return clients, holdout
+
+
+def train(
+    settings: Settings, out: Path | None, resume: bool = False, dataset: Dataset | None = None, progress: bool = True
+) -> Run:
+    """One run by its settings."""
+    algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
+    clients, holdout = make_clients(settings, dataset)
+    name = settings.model or nets.DEFAULT.get(clients.name, "mlp")
+    shape = list(clients.train.x.shape[1:])
+    targets = clients.train.y.shape[1] if clients.train.y.ndim > 1 else 1
+    spec: dict[str, Any] = {
+        "name": name,
+        "num_outputs": clients.num_classes or 2 * targets,
+        "options": dict(settings.options.get("model", {})),
+    }
+    model = make_model(name, shape, spec["num_outputs"], spec["options"], derive(settings.seed, "model"))
+    return fit(
+        model,
+        clients,
+        algorithm,
+        rounds=settings.rounds,
+        fraction=settings.fraction,
+        local_epochs=settings.local_epochs,
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        schedule=settings.schedule,
+        personal_lr=settings.personal_lr,
+        personal_epochs=settings.personal_epochs,
+        seed=settings.seed,
+        head=settings.head or None,
+        batch_norm=settings.batch_norm,
+        holdout=holdout,
+        evaluate_on=settings.evaluate_on,
+        out=out,
+        resume=resume,
+        checkpoint_every=settings.checkpoint_every,
+        device=settings.device,
+        workers=settings.workers,
+        progress=progress,
+        settings_toml=settings.to_toml,
+        rebuild=spec,
+    )
+
+
+def compare(
+    settings: Settings,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    resume: bool = False,
+    on_result: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> list[dict[str, Any]]:
+    """Every algorithm with every seed under the same settings; each run in OUT/ALGORITHM-seedN, the table in OUT/comparison.json.
+
+    With `resume`, runs that are done are taken as they are, and one that was stopped goes on.
+    """
+    for name in algorithms:  # before the first run: a wrong setting should not cost an hour
+        if name not in ALGORITHMS:
+            raise InputError(f"unknown algorithm {name!r}: choose from {', '.join(ALGORITHMS)}, or all")
+        build(name, settings.options.get(name, {}))
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise InputError(f"{out} is not empty: go on with what is there (--resume), or choose another --out")
+    dataset = data.read_npz(settings.data) if settings.data else data.load(settings.dataset)
+    results = []
+    for seed in seeds:
+        for name in algorithms:
+            one = replace(settings, algorithm=name, seed=seed)
+            result = train(one, out / f"{name}-seed{seed}", resume, dataset).result
+            results.append(result)
+            on_result(result)
+    rows = tabulate(results)
+    write_atomically(out / "comparison.json", as_json({"settings": settings.to_toml({}).splitlines(), "rows": rows}))
+    return rows
+
+
+def tabulate(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per algorithm: the mean and standard deviation over seeds of every metric of both tasks."""
+    rows = []
+    for name in dict.fromkeys(r["algorithm"] for r in results):
+        mine = [r for r in results if r["algorithm"] == name]
+        row: dict[str, Any] = {"algorithm": name, "seeds": [r["seed"] for r in mine]}
+        for task in ("global", "personalised", "holdout_global", "holdout_personalised"):
+            values = [_task(r, task) for r in mine]
+            if all(v is not None for v in values):
+                row[task] = {
+                    metric: {
+                        "mean": statistics.fmean(v[metric] for v in values),
+                        "std": statistics.stdev(v[metric] for v in values) if len(values) > 1 else 0.0,
+                    }
+                    for metric in values[0]
+                }
+        row["seconds"] = statistics.fmean(r["seconds"]["train"] for r in mine)
+        rows.append(row)
+    return rows
+
+
+def _task(result: dict[str, Any], task: str) -> Any:
+    if task.startswith("holdout_"):
+        return result["holdout"] and result["holdout"][task.removeprefix("holdout_")]
+    return result[task]

@@ -1,0 +1,75 @@
+"""From what a user names or gives to a network and a likelihood that fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhb import nets
+from fedhb.clients import Clients
+from fedhb.errors import InputError
+from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
+from fedhb.network import Network, Weights
+
+
+def make_model(name: str, input_shape: Sequence[int], num_outputs: int, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    """A network by name (mlp, ...) or by `pkg.mod:factory`, which is called as factory(input_shape, num_outputs, **options)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            if ":" not in name:
+                return nets.build(name, input_shape, num_outputs, **options)
+            module_name, _, attribute = name.partition(":")
+            sys.path.insert(0, str(Path.cwd()))
+            try:
+                factory = getattr(importlib.import_module(module_name), attribute)
+            except (ImportError, AttributeError) as error:
+                raise InputError(
+                    f"model {name!r} cannot be imported ({error}): write pkg.mod:factory, importable from here"
+                ) from None
+            finally:
+                sys.path.pop(0)
+            model = factory(tuple(input_shape), num_outputs, **options)
+        except TypeError as error:
+            raise InputError(f"model {name!r} does not take these options ({error})") from None
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model {name!r} gave a {type(model).__name__}: return a torch module")
+    return model
+
+
+def default_likelihood(clients: Clients, network: Network) -> Likelihood:
+    """Categorical for labels; Gaussian for real targets, in the units of the training targets."""
+    if clients.num_classes is not None:
+        return Categorical(clients.num_classes)
+    y = clients.train.y[clients.train.rows].double()
+    count = y.shape[1] if y.ndim > 1 else 1
+    likelihood = GaussianRegression(count, centre=y.mean().item(), scale=max(y.std().item(), 1e-12))
+    return dataclasses.replace(likelihood, noise=likelihood.scale) if _num_outputs(network, clients) == count else likelihood
+
+
+def check_model(network: Network, likelihood: Likelihood, clients: Clients) -> None:
+    """Refuse a network whose outputs are not what the likelihood needs."""
+    outputs = _num_outputs(network, clients)
+    if outputs != likelihood.num_outputs:
+        why = f"for {clients.num_classes} classes" if clients.num_classes else "(mean and noise of each target)"
+        raise InputError(f"the model has {outputs} outputs, but {likelihood.num_outputs} are needed {why}: change its last layer")
+
+
+def _num_outputs(network: Network, clients: Clients) -> int:
+    weights = Weights(*(vector.unsqueeze(0) for vector in (network.theta, network.head, network.buffers)))
+    x = clients.train.x[:2]
+    try:
+        outputs: Tensor = network.outputs(weights, x.unsqueeze(0))
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason}") from None
+    if outputs.ndim != 3:
+        raise InputError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for 2 inputs: give [batch, outputs]")
+    return outputs.shape[-1]

@@ -1,0 +1,21 @@
+"""The multi-layer perceptron of the paper's MNIST and Fashion-MNIST experiments: 784-256-10."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def mlp(input_shape: Sequence[int], num_outputs: int, hidden: int = 256) -> nn.Sequential:
+    """Flatten, one hidden layer of ReLU units, head."""
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(math.prod(input_shape), hidden),
+            relu=nn.ReLU(),
+            head=nn.Linear(hidden, num_outputs),
+        )
+    )

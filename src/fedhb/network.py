@@ -1,0 +1,342 @@
+"""A torch module as vectors, evaluated for C clients at once.
+
+Any module becomes four vectors that are never mixed: the trainable **body** `theta` [d], the **head** [h] (by default the last
+linear layer), the floating-point **buffers** [b] (running statistics of batch norm), and what is frozen. Clients are a leading
+axis: `theta` of shape [C, d] and inputs of shape [C, B, ...] give outputs of shape [C, B, out].
+
+Sequences of linear layers and element-wise activations know the client axis (one batched product for all clients). Any other
+module is evaluated client by client, on its true batch without padding, and with its own randomness seeded per client.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from fedhb.clients import Scaling
+from fedhb.errors import InputError
+
+ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of the module lies in its vector."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    stop: int
+
+    def of(self, vector: Tensor) -> Tensor:
+        """The tensor(s) in `vector` [..., size]: a view [..., *shape]."""
+        return vector[..., self.start : self.stop].view(vector.shape[:-1] + self.shape)
+
+
+@dataclass
+class Weights:
+    """The weights of C clients: `theta` [C, d], `head` [C, h], `buffers` [C, b]."""
+
+    theta: Tensor
+    head: Tensor
+    buffers: Tensor
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of the body's weight matrices, which dropout removes (eq:spiky2): the weights that leave one input unit.
+
+    `members[offsets[g]:offsets[g + 1]]` are the coordinates of column g. Biases and normalisation weights are in no column.
+    """
+
+    members: Tensor
+    offsets: Tensor
+
+    def draw(self, p_do: float, generator: torch.Generator) -> Tensor:
+        """The coordinates that one dropout mask sets to zero; each column is kept with probability `p_do`."""
+        chosen = (torch.rand(len(self.offsets) - 1, generator=generator) >= p_do).nonzero().flatten().tolist()
+        parts = [self.members[self.offsets[g] : self.offsets[g + 1]] for g in chosen]
+        return torch.cat(parts) if parts else self.members[:0]
+
+
+class Network:
+    """A module as body, head and buffers.
+
+    Args:
+        module: any torch module that maps a batch of inputs to a batch of outputs. Parameters with `requires_grad=False`
+            stay as they are and are part of no vector. The module itself is never changed.
+        head: the name of the head's submodule; default: the last linear layer; "" for none.
+        batch_norm: "running" keeps running statistics as buffers; "batch" normalises with the batch, also in test.
+        scaling: applied to inputs, which come as they are stored.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, head: str | None = None, batch_norm: str = "running", scaling: Scaling | None = None
+    ):
+        if batch_norm not in ("running", "batch"):
+            raise InputError(f"batch_norm={batch_norm!r}: choose 'running' or 'batch'")
+        self.module = copy.deepcopy(module)
+        self.scaling = scaling or Scaling()
+        self.batch_norm = batch_norm
+        norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
+        self.has_batch_norm = bool(norms)
+        if batch_norm == "running" and any(n.track_running_stats and n.momentum is None for n in norms):
+            raise InputError("batch norm with momentum=None counts batches, which clients do not share: give it a momentum")
+        if batch_norm == "batch":
+            for norm in norms:
+                norm.track_running_stats = False
+                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+        self.head_name = self._find_head(head)
+        inside_head = (self.head_name + ".",) if self.head_name else ()
+        trained = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        if not trained:
+            raise InputError("the module has no trainable parameters: set requires_grad=True on those to train")
+        self.body_slots = _slots([(n, p) for n, p in trained if not n.startswith(inside_head)] if inside_head else trained)
+        self.head_slots = _slots([(n, p) for n, p in trained if inside_head and n.startswith(inside_head)])
+        self.buffer_slots = _slots([(n, b) for n, b in self.module.named_buffers() if b.is_floating_point()])
+        if not self.body_slots:
+            raise InputError(
+                f"nothing is left to train beside the head {self.head_name!r}: name another head, or head='' for none"
+            )
+        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        self.dtype = trained[0][1].dtype
+        self.theta = _flatten(tensors, self.body_slots, self.dtype)
+        self.head = _flatten(tensors, self.head_slots, self.dtype)
+        self.buffers = _flatten(tensors, self.buffer_slots, self.dtype)
+        self._layers = _client_layers(self.module)
+        self._gates: dict[int, Network] = {}
+
+    def _find_head(self, head: str | None) -> str:
+        linear = [n for n, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        if head is None:
+            # a single linear layer is a body without a head, otherwise nothing would be left to train
+            return (
+                linear[-1]
+                if linear
+                and any(p.requires_grad for n, p in self.module.named_parameters() if not n.startswith(linear[-1] + "."))
+                else ""
+            )
+        if head and head not in dict(self.module.named_modules()):
+            raise InputError(
+                f"head={head!r} names no submodule: choose from {', '.join(n for n, _ in self.module.named_modules() if n)}"
+            )
+        return head
+
+    @property
+    def num_params(self) -> int:
+        """d, the number of trained parameters of the body."""
+        return len(self.theta)
+
+    @property
+    def batches_clients(self) -> bool:
+        """Whether the module knows the client axis (otherwise clients are evaluated one after another)."""
+        return self._layers is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors live."""
+        return self.theta.device
+
+    def to(self, device: torch.device | str) -> Network:
+        """Move everything to a device."""
+        self.module.to(device)
+        self.theta, self.head, self.buffers = self.theta.to(device), self.head.to(device), self.buffers.to(device)
+        self.scaling = Scaling(self.scaling.mean.to(device), self.scaling.std.to(device))
+        return self
+
+    def constants(self) -> dict[str, Tensor]:
+        """What a saved run needs besides the module's code: initial vectors and frozen tensors."""
+        kept = {s.name for s in (*self.body_slots, *self.head_slots, *self.buffer_slots)}
+        frozen = {f"frozen.{n}": t.detach().clone() for n, t in self.module.state_dict().items() if n not in kept}
+        return {"theta": self.theta, "head": self.head, "buffers": self.buffers, **frozen}
+
+    def restore(self, constants: dict[str, Tensor]) -> None:
+        """Take back what `constants` gave."""
+        for name in ("theta", "head", "buffers"):
+            if constants[name].shape != getattr(self, name).shape:
+                raise InputError(
+                    f"the run's {name} has {constants[name].numel()} numbers, this module's {getattr(self, name).numel()}: "
+                    "give the module that was trained (same architecture and head)"
+                )
+            setattr(self, name, constants[name].to(self.dtype))
+        frozen = {n.removeprefix("frozen."): t for n, t in constants.items() if n.startswith("frozen.")}
+        self.module.load_state_dict(frozen, strict=False)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The columns of the body's weight matrices."""
+        kinds = dict(self.module.named_modules())
+        groups: list[Tensor] = []
+        for slot in self.body_slots:
+            owner = kinds[slot.name.rpartition(".")[0]]
+            if len(slot.shape) < 2:
+                continue
+            # the axis of the input units: a depthwise kernel has its only input channel on axis 0
+            by_output = isinstance(owner, _ConvTransposeNd) or (isinstance(owner, _ConvNd) and owner.groups > 1)
+            coordinates = torch.arange(slot.start, slot.stop).view(slot.shape).movedim(0 if by_output else 1, 0)
+            groups.extend(coordinates.reshape(coordinates.shape[0], -1).unbind(0))
+        sizes = torch.tensor([len(g) for g in groups], dtype=torch.int64)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return Columns(torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64), offsets)
+
+    def gate(self, num_outputs: int) -> Network:
+        """The gate g(x; beta): a second copy of the body under a fixed random linear head of `num_outputs` units.
+
+        Its head depends on this network's initial head alone, so every client and every restart has the same one.
+        """
+        if num_outputs not in self._gates:
+            head = self.module.get_submodule(self.head_name) if self.head_name else None
+            if not isinstance(head, nn.Linear):
+                raise InputError(
+                    f"a gate needs a linear head, and the head is {self.head_name or 'empty'!r}: name one with head=..."
+                )
+            seed = int.from_bytes(hashlib.blake2b(self.head.cpu().numpy().tobytes(), digest_size=6).digest(), "big")
+            generator = torch.Generator().manual_seed(seed)
+            linear = nn.utils.skip_init(nn.Linear, head.in_features, num_outputs, dtype=self.dtype)
+            bound = head.in_features**-0.5  # torch's own initial range for a linear layer
+            for parameter in linear.parameters():
+                parameter.data = torch.empty(parameter.shape, dtype=self.dtype).uniform_(-bound, bound, generator=generator)
+            module = copy.deepcopy(self.module)
+            parent, _, leaf = self.head_name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, linear)
+            gate = Network(module, head=self.head_name, batch_norm=self.batch_norm, scaling=self.scaling).to(self.device)
+            gate.theta, gate.buffers = self.theta, self.buffers
+            self._gates[num_outputs] = gate
+        return self._gates[num_outputs]
+
+    @torch.no_grad()
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        """Outputs [C, B, out] in evaluation mode for inputs x [C, B, ...], as they are stored."""
+        count = len(x)
+        shared = count > 1 and x.stride(0) == 0  # one batch expanded over the clients: scale it once
+        x = self.scaling(x[:1] if shared else x, self.dtype).expand(count, *x.shape[1:])
+        self.module.eval()
+        if self._layers is not None:
+            return self._stacked(self._views(weights.theta, weights.head), x)
+        return torch.stack([functional_call(self.module, self._tensors(weights, c), (x[c],)) for c in range(count)])
+
+    def value_and_grad(
+        self,
+        weights: Weights,
+        x: Tensor,
+        loss: Callable[[Tensor, int | None], Tensor],
+        *,
+        train_head: bool,
+        counts: Sequence[int],
+        seeds: Sequence[int],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gradients of the clients' losses, each with respect to its own weights, in training mode.
+
+        Args:
+            weights: theta [C, d], head [C, h], buffers [C, b]; the buffers are updated in place.
+            x: inputs [C, B, ...], as they are stored.
+            loss: `loss(outputs, client)`: the sum of all clients' losses for outputs [C, B, out] (client None), or the loss
+                of one client for its outputs [1, counts[client], out].
+            train_head: whether the head is trained too.
+            counts: the true number of examples of each client in the batch; the rest is padding.
+            seeds: a seed per client for randomness inside the module.
+
+        Returns:
+            The gradients for theta [C, d] and for the head [C, h] (None where it is not trained).
+        """
+        x = self.scaling(x, self.dtype)
+        self.module.train()
+        slots = (*self.body_slots, *(self.head_slots if train_head else ()))
+        gradient = torch.empty_like(weights.theta)
+        head_gradient = torch.empty_like(weights.head) if train_head else None
+        if self._layers is not None:
+            tensors = self._views(weights.theta, weights.head)
+            leaves = [tensors[s.name].requires_grad_() for s in slots]
+            value = loss(self._stacked(tensors, x), None)
+            self._collect(gradient, head_gradient, torch.autograd.grad(value, leaves))
+            return gradient, head_gradient
+        for c, (count, seed) in enumerate(zip(counts, seeds, strict=True)):
+            tensors = self._tensors(weights, c)
+            leaves = [tensors[s.name].requires_grad_() for s in slots]
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                outputs = functional_call(self.module, tensors, (x[c, :count],))
+            grads = torch.autograd.grad(loss(outputs.unsqueeze(0), c), leaves)
+            self._collect(gradient[c], None if head_gradient is None else head_gradient[c], grads)
+        return gradient, head_gradient
+
+    def _collect(self, gradient: Tensor, head_gradient: Tensor | None, grads: Sequence[Tensor]) -> None:
+        for slot, grad in zip(self.body_slots, grads, strict=False):
+            slot.of(gradient).copy_(grad)
+        if head_gradient is not None:
+            for slot, grad in zip(self.head_slots, grads[len(self.body_slots) :], strict=True):
+                slot.of(head_gradient).copy_(grad)
+
+    def _views(self, theta: Tensor, head: Tensor) -> dict[str, Tensor]:
+        body = {s.name: s.of(theta.detach()) for s in self.body_slots}
+        return body | {s.name: s.of(head.detach()) for s in self.head_slots}
+
+    def _tensors(self, weights: Weights, c: int) -> dict[str, Tensor]:
+        buffers = {s.name: s.of(weights.buffers[c]) for s in self.buffer_slots}
+        counters = {n: b.clone() for n, b in self.module.named_buffers() if not b.is_floating_point()}  # no client's step stays
+        return self._views(weights.theta[c], weights.head[c]) | buffers | counters
+
+    def _stacked(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Outputs of a sequence of linear and element-wise layers for tensors [C, ...] and scaled inputs [C, B, ...]."""
+        assert self._layers is not None
+        for name, layer in self._layers:
+            if isinstance(layer, nn.Linear):
+                prefix = f"{name}." if name else ""  # a module that is one linear layer has no name
+                weight = tensors.get(f"{prefix}weight", layer.weight)  # frozen tensors have no client axis
+                weight = weight.expand(len(x), *layer.weight.shape).transpose(1, 2)
+                if layer.bias is None:
+                    x = torch.bmm(x, weight)
+                else:
+                    bias = tensors.get(f"{prefix}bias", layer.bias).expand(len(x), layer.out_features)
+                    x = torch.baddbmm(bias.unsqueeze(1), x, weight)
+            elif isinstance(layer, nn.Flatten):
+                x = x.flatten(2)
+            else:
+                x = layer(x)
+        return x
+
+
+def _slots(tensors: Sequence[tuple[str, Tensor]]) -> tuple[Slot, ...]:
+    slots, start = [], 0
+    for name, tensor in tensors:
+        stop = start + tensor.numel()
+        slots.append(Slot(name, tensor.shape, start, stop))
+        start = stop
+    return tuple(slots)
+
+
+def _flatten(tensors: dict[str, Tensor], slots: Sequence[Slot], dtype: torch.dtype) -> Tensor:
+    parts = [tensors[s.name].detach().flatten().to(dtype) for s in slots]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype)
+
+
+def _client_layers(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
+    """The named layers of a module that is a sequence of linear and element-wise layers only, else None."""
+
+    def flat(name: str, part: nn.Module) -> list[tuple[str, nn.Module]]:
+        if type(part) is nn.Sequential:
+            return [layer for n, p in part._modules.items() if p for layer in flat(f"{name}.{n}".lstrip("."), p)]
+        return [(name, part)]
+
+    layers = flat("", module)
+    linear_axis = isinstance(module, nn.Linear) or any(isinstance(p, nn.Linear) for _, p in layers)
+    if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
+        return None  # shared weights: torch ties them
+    if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+        return None
+    for position, (_, part) in enumerate(layers):
+        if isinstance(part, nn.Flatten):
+            if position or (part.start_dim, part.end_dim) != (1, -1):
+                return None
+        elif type(part) not in (nn.Linear, *ELEMENTWISE):  # a subclass may do anything
+            return None
+    return layers if linear_axis else None

@@ -1,0 +1,144 @@
+"""A trained federation: it predicts, personalises itself, and evaluates itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhb.algorithms import Algorithm, Personalised, Plan, Problem
+from fedhb.clients import Clients, Share, check_finite, targets
+from fedhb.engine.loop import State
+from fedhb.engine.store import ClientStore
+from fedhb.errors import InputError
+from fedhb.evaluation.evaluate import evaluate, predict_in_blocks
+from fedhb.seeding import Randomness
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A personalised model: the posterior of one client."""
+
+    posterior: Personalised
+    input_shape: tuple[int, ...]
+
+    def predict(self, x: np.ndarray | Tensor) -> np.ndarray:
+        """Class probabilities [n, classes], or mean and variance [n, 2, q], for inputs in the units they were trained in."""
+        inputs = as_inputs(x, self.input_shape)
+        with one_thread():
+            return predict_in_blocks(
+                self.posterior.problem, lambda part: self.posterior.predict(part.unsqueeze(0))[0], inputs
+            ).numpy()
+
+
+@dataclass
+class Run:
+    """A trained federation.
+
+    Attributes:
+        problem: network, likelihood and federation.
+        algorithm: with its settings.
+        state: the server's arrays, the clients' memories, bytes and seconds.
+        seed: of the run.
+        personal_plan: how it personalises.
+        input_shape: of one example.
+        result: what result.json holds.
+        records: one per round, as in rounds.jsonl.
+    """
+
+    problem: Problem
+    algorithm: Algorithm
+    state: State
+    seed: int
+    personal_plan: Plan
+    input_shape: tuple[int, ...]
+    result: dict[str, Any] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def rng(self) -> Randomness:
+        """The randomness of everything after training."""
+        return Randomness(self.seed, self.state.done + 1)
+
+    def predict(self, x: np.ndarray | Tensor) -> np.ndarray:
+        """The posterior predictive p(y | x, D_1..N) for inputs in the units they were trained in.
+
+        Returns:
+            Class probabilities [n, classes]; for regression mean and variance [n, 2, q].
+        """
+        inputs = as_inputs(x, self.input_shape)
+        with one_thread():
+            return predict_in_blocks(
+                self.problem,
+                lambda part: self.algorithm.predict(self.problem, self.state.server, part, self.rng),
+                inputs,
+            ).numpy()
+
+    def personalise(
+        self,
+        x: np.ndarray | Tensor,
+        y: np.ndarray | Tensor,
+        *,
+        epochs: int | None = None,
+        lr: float | None = None,
+        client: int = -2,
+    ) -> Personal:
+        """A new client's own posterior, from its examples. `epochs` and `lr` default to the run's; `client` seeds its batches."""
+        inputs = as_inputs(x, self.input_shape)
+        labels = np.asarray(y)
+        if len(labels) != len(inputs) or not len(inputs):
+            raise InputError(f"{len(inputs)} inputs and {len(labels)} targets: give one target per input, and at least one")
+        classes = self.problem.federation.num_classes
+        if classes is not None and (labels.dtype.kind not in "iub" or labels.min() < 0 or labels.max() >= classes):
+            found = f"{labels.dtype} in {labels.min()}..{labels.max()}"
+            raise InputError(f"labels are {found}: give whole numbers in 0..{classes - 1}, as in training")
+        if classes is None:
+            check_finite(labels.astype(np.float64), "targets")
+            labels = labels.astype(np.float32)
+        share = Share.of(inputs, targets(labels), [np.arange(len(inputs))])
+        clients = Clients(ids=torch.tensor([client]), train=share, num_classes=classes)
+        plan = dataclasses.replace(self.personal_plan, epochs=epochs or self.personal_plan.epochs, lr=lr or self.personal_plan.lr)
+        with one_thread():
+            memory = ClientStore().load(self.algorithm, self.problem, clients)
+            posterior = self.algorithm.personalise(self.problem, self.state.server, clients, memory, plan, self.rng)
+        return Personal(posterior, self.input_shape)
+
+    def evaluate(self, clients: Clients, split: str = "test") -> dict[str, Any]:
+        """Global and personalised metrics on these clients' examples of a split, as means and per client."""
+        with one_thread():
+            return evaluate(
+                self.problem,
+                self.algorithm,
+                self.state.server,
+                clients,
+                self.state.store,
+                self.personal_plan,
+                self.rng,
+                split,
+            )
+
+
+def as_inputs(x: np.ndarray | Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Inputs as a tensor, after a check of shape and values."""
+    array = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
+    if array.shape[1:] != shape:
+        raise InputError(f"inputs have shape {array.shape}: give [n, {', '.join(map(str, shape))}], as in training")
+    check_finite(array, "inputs")
+    return torch.from_numpy(array if array.dtype == np.uint8 else array.astype(np.float32))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread per process: on busy machines two are often slower than one, and sums then do not depend on the core count."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,32 @@
+"""Randomness without state: every random choice has its own generator, derived from who makes it, when and what for.
+
+So a run can stop after any round and go on with the same numbers, and clients may run in any order, grouping or process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+SERVER = -1
+"""The client id that stands for the server."""
+
+
+def derive(*parts: object) -> int:
+    """A 63-bit seed from any values: equal values give equal seeds, on every machine."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """The randomness of one round: `rng(client, purpose)` is a fresh generator that depends on nothing else."""
+
+    seed: int
+    round: int = 0
+
+    def __call__(self, client: int, purpose: str) -> torch.Generator:
+        """The generator of this client (or `SERVER`) for this purpose."""
+        return torch.Generator().manual_seed(derive(self.seed, self.round, client, purpose))

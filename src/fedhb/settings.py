@@ -1,0 +1,183 @@
+"""The settings of a training run: a TOML file, flags that override it, and the resolved file that every run keeps.
+
+A settings file has the names below at its top, and a table for the settings of an algorithm or of the model:
+
+    dataset = "fashion-mnist"
+    algorithm = "niw"
+    [niw]
+    kl_weight = 1e-4
+    [model]
+    hidden = 128
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedhb.errors import InputError
+from fedhb.values import convert, did_you_mean
+
+ALGORITHMS = ("niw", "mixture", "fedavg", "fedprox", "fedbabu")
+SCHEDULES = ("step", "constant", "cosine")
+PARTITIONS = ("shards", "dirichlet", "iid", "natural")
+
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a training run depends on. The defaults are the paper's settings for MNIST and Fashion-MNIST."""
+
+    dataset: str = _setting("digits", "a named data set")
+    data: str = _setting("", "your own .npz file (x, y, and optionally client and split), instead of a data set")
+    algorithm: str = _setting("niw", "the algorithm")
+    partition: str = _setting("", "shards, dirichlet, iid or natural; default: natural where the data names clients, else shards")
+    shards_per_client: int = _setting(5, "s: class shards per client")
+    alpha: float = _setting(0.5, "concentration of the Dirichlet partition")
+    num_clients: int = _setting(100, "N: number of clients (a natural partition has its own)")
+    holdout_clients: int = _setting(0, "clients that never train and are personalised afterwards")
+    validation: float = _setting(0.0, "share of each client's training examples held back for validation")
+    evaluate_on: str = _setting("test", "where the result's numbers come from: test or validation (then no test example is read)")
+    fraction: float = _setting(0.1, "f: share of the clients in a round")
+    local_epochs: int = _setting(1, "tau: epochs of a client's update")
+    rounds: int = _setting(100, "R: number of rounds")
+    batch_size: int = _setting(50, "examples per minibatch")
+    lr: float = _setting(0.1, "learning rate")
+    momentum: float = _setting(0.9, "momentum, from zero in every round")
+    schedule: str = _setting("step", "learning rate over the rounds: step (x0.1 at 1/2 and 3/4), constant or cosine")
+    personal_lr: float = _setting(1e-3, "learning rate of personalisation")
+    personal_epochs: int = _setting(5, "epochs of personalisation")
+    model: str = _setting("", "mlp, convnet, mobilenet, or pkg.mod:factory for your own; default: the paper's for the data set")
+    head: str = _setting("", "the name of the model's head; default: its last linear layer")
+    batch_norm: str = _setting("running", "batch norm by running statistics, or by those of the batch: running or batch")
+    seed: int = _setting(0, "seed of everything random")
+    device: str = _setting("cpu", "cpu or cuda")
+    workers: int = _setting(1, "worker processes; 0: one per core")
+    checkpoint_every: int = _setting(10, "rounds between checkpoints")
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Tables of the algorithms' own settings, and of the model's."""
+
+    def __post_init__(self) -> None:
+        positive = (
+            "num_clients",
+            "rounds",
+            "local_epochs",
+            "batch_size",
+            "personal_epochs",
+            "checkpoint_every",
+            "shards_per_client",
+        )
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}: give at least 1")
+        for name in ("lr", "personal_lr", "alpha"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name}={getattr(self, name)}: give a positive number")
+        for name in ("holdout_clients", "workers", "seed"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}={getattr(self, name)}: give 0 or more")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum={self.momentum}: give a number from 0 up to, but not including, 1")
+        if not 0 <= self.validation < 1:
+            raise InputError(f"validation={self.validation}: give a share from 0 up to, but not including, 1")
+        if not 0 < self.fraction <= 1:
+            raise InputError(f"fraction={self.fraction}: give the share of clients in a round, above 0 and at most 1")
+        if self.evaluate_on == "validation" and self.validation == 0:
+            raise InputError("evaluate_on='validation' needs a validation split: give validation, such as 0.1")
+        choices = {
+            "algorithm": ALGORITHMS,
+            "partition": ("", *PARTITIONS),
+            "schedule": SCHEDULES,
+            "batch_norm": ("running", "batch"),
+            "evaluate_on": ("test", "validation"),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise InputError(
+                    f"{name}={value!r}{did_you_mean(value, allowed)}: choose from {', '.join(a for a in allowed if a)}"
+                )
+
+    @classmethod
+    def resolve(
+        cls, path: str | Path | None, flags: Mapping[str, Any], overrides: Sequence[str] = (), ignore: Sequence[str] = ()
+    ) -> Settings:
+        """Defaults, then the file (less the keys to ignore), then flags (None: not given), then `table.key=value` overrides."""
+        values: dict[str, Any] = {}
+        options: dict[str, dict[str, Any]] = {}
+        if path is not None:
+            for key, value in read_toml(Path(path)).items():
+                if key in ignore:
+                    continue
+                if isinstance(value, dict):
+                    options[_table(key)] = dict(value)
+                else:
+                    values[key] = value
+        values |= {key: value for key, value in flags.items() if value is not None}
+        for text in overrides:
+            key, equals, value = text.partition("=")
+            table, dot, name = key.strip().partition(".")
+            if not (equals and dot and name):
+                raise InputError(f"--set {text!r}: write TABLE.KEY=VALUE, such as niw.kl_weight=0.001")
+            options.setdefault(_table(table), {})[name] = _value(value.strip())
+        return cls(**{key: _check(key, value) for key, value in values.items()}, options=options)
+
+    def to_toml(self, versions: Mapping[str, str]) -> str:
+        """The resolved settings as a file that `resolve` reads back."""
+        lines = ["# Resolved settings of this run. Versions: " + ", ".join(f"{k} {v}" for k, v in versions.items())]
+        lines += [f"{f.name} = {_toml(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name != "options"]
+        for table, entries in self.options.items():
+            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in entries.items())]
+        return "\n".join(lines) + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A settings file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the settings file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a TOML file: {error}") from None
+
+
+def _fields() -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(Settings) if f.name != "options"}
+
+
+def _check(key: str, value: Any) -> Any:
+    fields = _fields()
+    if key not in fields:
+        raise InputError(f"unknown setting {key!r}{did_you_mean(key, fields)}: the settings are {', '.join(fields)}")
+    return convert(key, value, fields[key])
+
+
+def _table(name: str) -> str:
+    known = (*ALGORITHMS, "model")
+    if name not in known:
+        raise InputError(f"unknown table {name!r}{did_you_mean(name, known)}: choose from {', '.join(known)}")
+    return name
+
+
+def _value(text: str) -> Any:
+    """A value from the command line: a TOML value where it is one, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

@@ -1,0 +1,31 @@
+"""Settings' values: from text or TOML to the type of their default, with errors that name the value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from fedhb.errors import InputError
+
+
+def convert(key: str, value: Any, default: Any) -> Any:
+    """A setting's value, which may come as text, in the type of its default."""
+    kind = type(default)
+    try:
+        if kind is bool:
+            return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
+        if isinstance(value, (list, dict)) or (isinstance(value, bool) and kind is not str):
+            raise ValueError
+        if kind is int and isinstance(value, float) and value != int(value):
+            raise ValueError
+        return kind(value)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        expected = "true or false" if kind is bool else f"a value like {default!r}"
+        raise InputError(f"{key}={value!r} is not {expected}") from None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint at the nearest known word."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,0 +1,219 @@
+"""Clients: what is refused, splits that neither lose nor share an example, scaling, ids that stay."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedhb.clients import Clients, Scaling
+from fedhb.data import Dataset, Examples
+from fedhb.errors import InputError
+
+
+def pairs(sizes, seed=0, classes=3):
+    rng = np.random.default_rng(seed)
+    return [(rng.normal(size=(n, 2)), rng.integers(0, classes, n)) for n in sizes]
+
+
+def rows(share, k):
+    return share.rows_of(k).tolist()
+
+
+# ---- from_arrays
+
+
+def test_from_arrays_keeps_every_pair():
+    train, test = pairs((4, 1, 3)), pairs((2, 2, 2), seed=1)
+    clients = Clients.from_arrays(train, test, num_classes=5)
+    assert len(clients) == 3 and clients.sizes.tolist() == [4, 1, 3] and clients.num_examples == 8
+    assert clients.num_classes == 5 and clients.test is not None
+    for k in range(3):
+        for share, given_pairs in ((clients.train, train), (clients.test, test)):
+            x, y = share.examples(k)
+            np.testing.assert_allclose(x, given_pairs[k][0].astype(np.float32))
+            np.testing.assert_array_equal(y, given_pairs[k][1])
+            assert x.dtype == torch.float32 and y.dtype == torch.int64
+
+
+def test_the_number_of_classes_counts_test_labels_too():
+    x = np.zeros((1, 2))
+    assert Clients.from_arrays([(x, np.array([1]))], [(x, np.array([4]))]).num_classes == 5
+
+
+def test_real_targets_are_regression():
+    clients = Clients.from_arrays([(np.zeros((2, 1)), np.array([0.5, 1.5]))])
+    assert clients.num_classes is None and clients.train.y.dtype == torch.float32 and clients.test is None
+
+
+def test_images_stay_as_stored():
+    clients = Clients.from_arrays([(np.zeros((2, 1, 4, 4), np.uint8), np.zeros(2, int))])
+    assert clients.train.x.dtype == torch.uint8
+
+
+NAN = np.array([[1.0, 2.0], [np.nan, 0.0]])
+X, Y = np.zeros((2, 2)), np.zeros(2, int)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "classes", "says"),
+    [
+        ([], None, None, "no clients"),
+        ([(X, Y)], [], None, "1 clients have training data but 0 have test data"),
+        ([(X, Y), (X, Y[:1])], None, None, "client 1 has 2 training inputs but 1 targets"),
+        ([(X, Y), (np.zeros((2, 3)), Y)], None, None, r"client 1 has inputs of shape \(3,\), client 0 of \(2,\)"),
+        ([(X, Y)], [(np.zeros((2, 3)), Y)], None, r"test inputs have shape \(3,\), training inputs \(2,\)"),
+        ([(X, Y), (NAN, Y)], None, None, "training inputs of client 1: row 1 holds NaN"),
+        ([(X, Y)], [(NAN, Y)], None, "test inputs of client 0: row 1 holds NaN"),
+        ([(X, np.array([0.0, np.inf]))], None, None, "training targets: row 1 holds NaN or infinity"),
+        ([(X.astype(str), Y)], None, None, "give numbers"),
+        ([(X, Y - 1)], None, None, "label -1 is out of range"),
+        ([(X, Y + 3)], None, 3, r"label 3 is out of range 0..2"),
+        ([(X, Y)], [(X, Y + 3)], 3, r"label 3 is out of range 0..2"),
+    ],
+)
+def test_from_arrays_refuses(train, test, classes, says):
+    with pytest.raises(InputError, match=says):
+        Clients.from_arrays(train, test, num_classes=classes)
+
+
+def test_a_client_without_examples_is_named():
+    with pytest.raises(InputError, match="client 1 has no training examples"):
+        Clients.from_arrays([(X, Y), (X[:0], Y[:0])])
+    with pytest.raises(InputError, match="client 0 has no test examples"):
+        Clients.from_arrays([(X, Y), (X, Y)], [(X[:0], Y[:0]), (X, Y)])
+
+
+def test_labels_and_real_targets_do_not_mix():
+    with pytest.raises(InputError):
+        Clients.from_arrays([(X, Y)], [(X, Y + 0.5)])
+    with pytest.raises(InputError):
+        Clients.from_arrays([(X, Y), (X, Y + 0.5)])
+
+
+@pytest.mark.parametrize("ids", [[1], [1, 1]])
+def test_ids_are_one_per_client_and_distinct(ids):
+    with pytest.raises(InputError):
+        Clients.from_arrays([(X, Y), (X, Y)], ids=ids)
+
+
+# ---- from_rows
+
+
+def test_from_rows_without_test_examples():
+    train, test = Examples(np.ones((3, 2), np.float32), np.zeros(3, int)), Examples(np.ones((0, 2), np.float32), Y[:0])
+    assert Clients.from_rows(Dataset("mine", train, test, 1), [np.arange(3)], [np.arange(0)]).test is None
+
+
+def test_a_users_table_is_not_cropped_whatever_its_name():
+    part = Examples(np.ones((3, 2), np.float32), np.zeros(3, int))
+    assert Clients.from_rows(Dataset("cifar-features", part, part, 1), [np.arange(3)], [np.arange(3)]).augment is None
+
+
+def test_from_rows_keeps_the_data_sets_facts():
+    rng = np.random.default_rng(0)
+    part = Examples(rng.integers(0, 256, (6, 3, 4, 4), dtype=np.uint8), np.arange(6) % 2)
+    clients = Clients.from_rows(
+        Dataset("cifar-100", part, part, 2, {"f": "hash"}),
+        [np.array([0, 5]), np.array([2])],
+        [np.array([1]), np.array([3])],
+    )
+    assert (clients.name, clients.files, clients.augment) == ("cifar-100", {"f": "hash"}, "crop-flip")
+    assert clients.train.x.dtype == torch.uint8 and clients.train.examples(0)[1].tolist() == [0, 1]
+    scaled = clients.scaling(clients.train.x, torch.float32)  # by all training examples, held or not
+    torch.testing.assert_close(scaled.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(scaled.std(dim=(0, 2, 3), unbiased=False), torch.ones(3))
+
+
+# ---- select, hold_out, with_validation
+
+
+def test_select_keeps_ids_and_examples():
+    clients = Clients.from_arrays(pairs((2, 3, 4, 5)), pairs((1, 1, 1, 1)), ids=[10, 20, 30, 40]).with_validation(0.4, 0)
+    chosen = clients.select([3, 1])
+    assert chosen.ids.tolist() == [40, 20] and chosen.validation is not None and chosen.test is not None
+    assert chosen.train.x is clients.train.x  # nothing is copied
+    for new, old in ((0, 3), (1, 1)):
+        for name in ("train", "validation", "test"):
+            assert rows(getattr(chosen, name), new) == rows(getattr(clients, name), old)
+    assert chosen.select([1]).ids.tolist() == [20]
+
+
+@given(st.integers(2, 30), st.data())
+def test_hold_out_is_disjoint_and_covers(n, draw):
+    count, seed = draw.draw(st.integers(1, n - 1)), draw.draw(st.integers(0, 1000))
+    clients = Clients.from_arrays(pairs([1] * n))
+    kept, novel = clients.hold_out(count, seed)
+    assert len(novel) == count
+    assert sorted(kept.ids.tolist() + novel.ids.tolist()) == list(range(n))
+    assert sorted(kept.train.rows.tolist() + novel.train.rows.tolist()) == list(range(n))
+    assert clients.hold_out(count, seed)[1].ids.tolist() == novel.ids.tolist()
+
+
+def test_hold_out_depends_on_the_seed():
+    clients = Clients.from_arrays(pairs([1] * 30))
+    assert len({tuple(clients.hold_out(10, seed)[1].ids.tolist()) for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize("count", [0, -1, 3, 4])
+def test_hold_out_leaves_somebody(count):
+    with pytest.raises(InputError, match=f"holdout_clients={count} of 3"):
+        Clients.from_arrays(pairs([1] * 3)).hold_out(count, 0)
+
+
+@given(st.lists(st.integers(1, 25), min_size=1, max_size=8), st.floats(0.01, 0.99), st.integers(0, 1000))
+def test_validation_is_disjoint_and_covers(sizes, fraction, seed):
+    clients = Clients.from_arrays(pairs(sizes))
+    split = clients.with_validation(fraction, seed)
+    assert split.validation is not None
+    for k, size in enumerate(sizes):
+        kept, held = rows(split.train, k), rows(split.validation, k)
+        assert sorted(kept + held) == rows(clients.train, k) and kept
+        assert len(held) == min(max(1, round(fraction * size)), size - 1)
+
+
+def test_a_clients_validation_examples_do_not_depend_on_the_others():
+    clients = Clients.from_arrays(pairs((9, 9, 9)))
+    whole = clients.with_validation(0.3, 0).validation
+    alone = clients.select([2]).with_validation(0.3, 0).validation
+    assert whole is not None and alone is not None
+    assert rows(whole, 2) == rows(alone, 0)
+    assert [row - 18 for row in rows(whole, 2)] != rows(whole, 0)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
+def test_validation_refuses_a_share_that_is_none(fraction):
+    with pytest.raises(InputError, match=f"validation={fraction}"):
+        Clients.from_arrays(pairs([5])).with_validation(fraction, 0)
+
+
+# ---- scaling
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((200, 3), 0), ((50, 3, 4, 5), (0, 2, 3)), ((40, 3, 7), (0, 1, 2))])
+def test_scaling_is_per_feature_or_channel(shape, axes):
+    rng = np.random.default_rng(0)
+    step = np.arange(1, shape[1] + 1).reshape(1, -1, *[1] * (len(shape) - 2))
+    x = (rng.normal(size=shape) * step + 10 * step).astype(np.float32)
+    scaled = Scaling.fit(x)(torch.from_numpy(x), torch.float64).numpy()
+    np.testing.assert_allclose(scaled.mean(axis=axes), 0, atol=1e-5)
+    np.testing.assert_allclose(scaled.std(axis=axes), 1, rtol=1e-5)
+
+
+def test_scaling_broadcasts_over_a_batch_of_clients():
+    x = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), dtype=np.uint8)
+    scaling = Scaling.fit(x)
+    flat = scaling(torch.from_numpy(x), torch.float32)
+    torch.testing.assert_close(scaling(torch.from_numpy(x).reshape(2, 3, 3, 4, 4), torch.float32), flat.reshape(2, 3, 3, 4, 4))
+
+
+def test_a_constant_feature_becomes_zero():
+    x = np.array([[5.0, 1.0], [5.0, 3.0]], np.float32)
+    assert Scaling.fit(x)(torch.from_numpy(x), torch.float32).tolist() == [[0, -1], [0, 1]]
+
+
+def test_no_scaling_leaves_inputs_as_they_are():
+    x = torch.arange(4, dtype=torch.uint8).reshape(2, 2)
+    assert Scaling().is_identity and Scaling()(x, torch.float32).tolist() == [[0, 1], [2, 3]]
+    assert Clients.from_arrays(pairs([3])).scaling.is_identity
+    assert not Clients.from_arrays(pairs([3]), standardise=True).scaling.is_identity
