@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,7 +24,6 @@ from fedhb.engine.executor import InProcess
 from fedhb.engine.folder import RunFolder, as_json
 from fedhb.engine.keeper import Keeper, fingerprint_of
 from fedhb.engine.loop import Callback, State, Training, run
-from fedhb.engine.schedule import cohort_size, learning_rate
 from fedhb.engine.workers import Workers
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
@@ -32,6 +32,7 @@ from fedhb.network import Network
 from fedhb.progress import RoundProgress
 from fedhb.run import Personal, Run, one_thread
 from fedhb.seeding import Randomness
+from fedhb.settings import Settings
 
 PERSONAL, CONSTANTS = "personal.safetensors", "constants.safetensors"
 LIKELIHOODS: dict[str, type[Any]] = {"categorical": Categorical, "gaussian": GaussianRegression}
@@ -91,18 +92,26 @@ def fit(
         settings_toml, rebuild: for the command line: what settings.toml holds, and how `load` makes the model again.
     """
     algorithm = algorithms.check(algorithm if algorithm is not None else algorithms.NIW())
-    if rounds < 1 or local_epochs < 1 or batch_size < 1 or not lr > 0:
-        raise InputError(f"rounds={rounds}, local_epochs={local_epochs}, batch_size={batch_size}, lr={lr}: all must be positive")
-    cohort_size(len(clients), fraction)
-    learning_rate(schedule, lr, 0, rounds)
+    Settings(  # which knows every bound
+        rounds=rounds, fraction=fraction, local_epochs=local_epochs, batch_size=batch_size, lr=lr, momentum=momentum,
+        schedule=schedule, personal_lr=personal_lr, personal_epochs=personal_epochs, seed=seed, batch_norm=batch_norm,
+        checkpoint_every=checkpoint_every, workers=workers,
+    )  # fmt: skip
+    check_device(device)
+    if evaluate_on not in (None, "train", "validation", "test"):
+        raise InputError(f"evaluate_on={evaluate_on!r}: choose train, validation, test or None")
     if evaluate_on and getattr(clients, evaluate_on) is None:
         if evaluate_on != "test":
             raise InputError(f"evaluate_on={evaluate_on!r}, but the clients have no such split")
         evaluate_on = None
+    if evaluate_on and holdout is not None and getattr(holdout, evaluate_on) is None:
+        raise InputError(f"the holdout clients have no {evaluate_on} examples: give some, or choose another evaluate_on")
     network = Network(model, head=head, batch_norm=batch_norm, scaling=clients.scaling)
     likelihood = likelihood or default_likelihood(clients, network)
     check_model(network, likelihood, clients)
-    problem = Problem(network, likelihood, Federation(len(clients), clients.num_examples, clients.num_classes))
+    problem = Problem(
+        network, likelihood, Federation(len(clients), clients.num_examples, clients.num_classes, clients.server_inputs)
+    )
     training = Training(
         rounds, fraction, Plan(local_epochs, batch_size, lr, momentum, algorithm.update == "full"), schedule, seed
     )
@@ -118,17 +127,15 @@ def fit(
         if folder.holds_run and not resume:
             raise InputError(f"{folder.path} already holds a run: resume it (--resume), or choose another --out")
         if resume and (folder.path / "result.json").exists():
-            finished = load(folder.path, model=model, algorithm=algorithm)
-            if checkpoint.load(folder.checkpoints, fingerprint) is not None:
-                return finished
-        folder.lock()
-        loaded = checkpoint.load(folder.checkpoints, fingerprint) if resume else None
-        if loaded is not None:
-            state = loaded[0]
-            folder.keep_rounds(state.done)
-        elif folder.holds_run:
-            folder.keep_rounds(0)
-    with one_thread():
+            kept = checkpoint.load(folder.checkpoints, fingerprint)
+            if kept is not None and kept[0].done == rounds:  # else its last checkpoint is lost: finish it again
+                return load(folder.path, model=model, algorithm=algorithm, likelihood=likelihood)
+    with one_thread(), folder.locked() if folder is not None else contextlib.nullcontext():
+        if folder is not None and resume:
+            loaded = checkpoint.load(folder.checkpoints, fingerprint)
+            state = loaded[0] if loaded is not None else None
+            if folder.holds_run:
+                folder.keep_rounds(state.done if state is not None else 0)
         if state is None:
             state = State(server=algorithm.start(problem, Randomness(seed)))
         state.server = {key: value.to(device) for key, value in state.server.items()}
@@ -139,7 +146,7 @@ def fit(
             folder.write("problem.json", as_json(problem_record(result, head, batch_norm, rebuild)))
         keeper = Keeper(folder, constants, fingerprint, checkpoint_every, rounds, result.records)
         shown = [RoundProgress(f"{algorithm.name} seed {seed}")] if progress else []
-        count = workers or os.cpu_count() or 1
+        count = 1 if algorithm.pools else workers or os.cpu_count() or 1
         executor = (
             Workers(problem, algorithm, clients, state.store, count)
             if count > 1
@@ -153,8 +160,6 @@ def fit(
                 result.records = folder.rounds()
         finally:
             executor.close()
-            if folder is not None:
-                folder.unlock()
     return result
 
 
@@ -190,13 +195,19 @@ def summary(result: Run, clients: Clients, holdout: Clients | None, split: str |
     }
 
 
-def load(path: str | os.PathLike[str], model: nn.Module | None = None, algorithm: Algorithm | None = None) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    algorithm: Algorithm | None = None,
+    likelihood: Likelihood | None = None,
+) -> Any:
     """A `Run` from its folder, or a `Personal` model from its own.
 
     Args:
         path: the folder.
         model: the module that was trained, where it was your own (its weights do not matter).
         algorithm: the algorithm, where it is your own.
+        likelihood: the likelihood, where it is your own.
     """
     folder = RunFolder(path)
     record = folder.read_json("problem.json")
@@ -212,12 +223,19 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, algorithm
         scaling=Scaling(torch.tensor(record["scaling"]["mean"]), torch.tensor(record["scaling"]["std"])),
     )
     network.restore(constants)
+    name = record["algorithm"]["name"]
+    if algorithm is not None and algorithm.name != name:
+        raise InputError(
+            f"{folder.path} was trained with {name!r}, not with {algorithm.name!r}: give the algorithm it was trained with"
+        )
     if algorithm is None:
-        if record["algorithm"]["name"] not in algorithms.ALGORITHMS:
-            name = record["algorithm"]["name"]
+        if name not in algorithms.ALGORITHMS:
             raise InputError(f"{folder.path} was trained with {name!r}, which is your own: give load(path, algorithm=...)")
-        algorithm = algorithms.build(record["algorithm"]["name"], record["algorithm"]["settings"])
-    likelihood = LIKELIHOODS[record["likelihood"]["kind"]](**record["likelihood"]["settings"])
+        algorithm = algorithms.build(name, record["algorithm"]["settings"])
+    if likelihood is None:
+        if record["likelihood"]["kind"] not in LIKELIHOODS:
+            raise InputError(f"{folder.path} was trained with a likelihood of your own: give it, load(path, likelihood=...)")
+        likelihood = LIKELIHOODS[record["likelihood"]["kind"]](**record["likelihood"]["settings"])
     problem = Problem(network, likelihood, Federation(**record["federation"]))
     if state is None:
         return Personal(Personalised(problem, **checkpoint.read_arrays(personal)), tuple(record["input_shape"]))
@@ -234,6 +252,16 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, algorithm
     )
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device={device!r} cannot be used ({str(error).splitlines()[0]}): use cpu, or cuda where it is installed"
+        ) from None
+
+
 def save_personal(path: str | os.PathLike[str], run: str | os.PathLike[str], personal: Personal) -> None:
     """Keep a personalised model in a folder of its own, which needs nothing of the run it came from."""
     folder = RunFolder(path)
@@ -245,7 +273,8 @@ def save_personal(path: str | os.PathLike[str], run: str | os.PathLike[str], per
 
 def problem_record(result: Run, head: str | None, batch_norm: str, rebuild: Mapping[str, Any] | None) -> dict[str, Any]:
     """What problem.json holds: all that `load` needs besides arrays."""
-    kind = next((name for name, cls in LIKELIHOODS.items() if isinstance(result.problem.likelihood, cls)), "own")
+    likelihood: Any = result.problem.likelihood
+    kind = next((name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls), "own")
     federation = result.problem.federation
     return {
         "model": dict(rebuild) if rebuild else None,
@@ -256,7 +285,7 @@ def problem_record(result: Run, head: str | None, batch_norm: str, rebuild: Mapp
             "mean": result.problem.network.scaling.mean.tolist(),
             "std": result.problem.network.scaling.std.tolist(),
         },
-        "likelihood": {"kind": kind, "settings": dataclasses.asdict(result.problem.likelihood)},  # type: ignore[call-overload]
+        "likelihood": {"kind": kind, "settings": dataclasses.asdict(likelihood) if kind != "own" else {}},
         "federation": {
             "num_clients": federation.num_clients,
             "num_examples": federation.num_examples,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedhb.errors import DivergedError, InputError
@@ -313,10 +314,10 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        errors.print(f"[bold red]error:[/bold red] {error}", markup=True, soft_wrap=True)
+        errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
     except DivergedError as error:
-        errors.print(f"[bold red]failed:[/bold red] {error}", soft_wrap=True)
+        errors.print(f"[bold red]failed:[/bold red] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

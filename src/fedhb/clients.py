@@ -99,7 +99,7 @@ class Scaling:
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The scaled inputs."""
         x = x.to(dtype)
-        return x if self.is_identity else (x - self.mean.to(dtype)) / self.std.to(dtype)
+        return x if self.is_identity else torch.sub(x, self.mean.to(dtype)).div_(self.std.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,11 @@ class Clients:
     Attributes:
         ids: the partition id of each client [N]; it stays with the client in every selection.
         train, validation, test: what each client holds; validation and test may be None.
+        names: what the data call each client, or None where they do not.
         num_classes: the number of classes, or None for regression.
         scaling: how inputs are scaled before the network sees them.
         augment: "crop-flip" for the random crop (padding 4) and flip of CIFAR images, or None.
+        server_inputs: unlabelled inputs that the server holds [n, ...], or None.
         name: the data set's name.
         files: hash of every file that was read.
     """
@@ -120,9 +122,11 @@ class Clients:
     train: Share
     test: Share | None = None
     validation: Share | None = None
+    names: tuple[str, ...] | None = None
     num_classes: int | None = None
     scaling: Scaling = field(default_factory=Scaling)
     augment: str | None = None
+    server_inputs: Tensor | None = None
     name: str = "arrays"
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -219,6 +223,7 @@ class Clients:
         return replace(
             self,
             ids=self.ids[list(positions)],
+            names=None if self.names is None else tuple(self.names[k] for k in positions),
             train=self.train.select(positions),
             test=None if self.test is None else self.test.select(positions),
             validation=None if self.validation is None else self.validation.select(positions),

@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from fedhb import data, nets, partition
 from fedhb.algorithms import ALGORITHMS, build
 from fedhb.api import fit
 from fedhb.clients import Clients
-from fedhb.data.dataset import Dataset
+from fedhb.data.dataset import Dataset, Examples
 from fedhb.engine.folder import as_json, write_atomically
 from fedhb.errors import InputError
 from fedhb.models import make_model
@@ -24,6 +27,7 @@ from fedhb.settings import Settings
 def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Clients, Clients | None]:
     """The clients that train and, where asked for, novel ones that never do."""
     dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
+    dataset, server_inputs = withhold(dataset, settings.server_share, settings.seed)
     kind = settings.partition or ("natural" if dataset.train.client is not None else "shards")
     if not settings.partition and dataset.num_classes is None and kind == "shards":
         raise InputError(
@@ -37,6 +41,7 @@ def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Cl
         clients = partition.iid(dataset, settings.num_clients, settings.seed)
     else:
         clients = partition.natural(dataset)
+    clients = replace(clients, server_inputs=server_inputs)
     holdout = None
     if settings.holdout_clients:
         clients, holdout = clients.hold_out(settings.holdout_clients, settings.seed)
@@ -44,6 +49,17 @@ def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Cl
         clients = clients.with_validation(settings.validation, settings.seed)
         holdout = holdout.with_validation(settings.validation, settings.seed) if holdout else None
     return clients, holdout
+
+
+def withhold(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, torch.Tensor | None]:
+    """Take a share of the training examples away from the clients: their inputs, without labels, are the server's."""
+    if share == 0:
+        return dataset, None
+    order = np.random.default_rng([seed, 0x5E2]).permutation(len(dataset.train))
+    count = max(1, round(share * len(order)))
+    kept, x, y, client = np.sort(order[count:]), dataset.train.x, dataset.train.y, dataset.train.client
+    rest = Examples(x[kept], y[kept], None if client is None else client[kept])
+    return replace(dataset, train=rest), torch.from_numpy(x[np.sort(order[:count])])
 
 
 def train(

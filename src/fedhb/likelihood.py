@@ -73,7 +73,7 @@ class Categorical:
 
     def metrics(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
         """Accuracy, negative log-likelihood, Brier score and expected calibration error."""
-        p = prediction.double()
+        p, y = prediction.double().cpu(), y.cpu()
         truth = p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
         one_hot = functional.one_hot(y, p.shape[-1])
         return {
@@ -148,7 +148,8 @@ class GaussianRegression:
 
     def metrics(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
         """Root mean squared error, negative log-likelihood, and how often the central 90 % interval holds the target."""
-        mean, variance = prediction[..., 0, :].double(), prediction[..., 1, :].double()
+        prediction, y = prediction.double().cpu(), y.cpu()
+        mean, variance = prediction[..., 0, :], prediction[..., 1, :]
         error = y.double().view(mean.shape) - mean
         half = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(0.5 + self.level / 2, dtype=torch.float64))
         nll = 0.5 * (error.square() / variance + variance.log() + math.log(2 * math.pi)).sum(-1)

@@ -67,8 +67,8 @@ def _num_outputs(network: Network, clients: Clients) -> int:
     x = clients.train.x[:2]
     try:
         outputs: Tensor = network.outputs(weights, x.unsqueeze(0))
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # the user's own code: anything may go wrong in it
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason}") from None
     if outputs.ndim != 3:
         raise InputError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for 2 inputs: give [batch, outputs]")

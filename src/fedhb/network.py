@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,11 +62,29 @@ class Columns:
     members: Tensor
     offsets: Tensor
 
-    def draw(self, p_do: float, generator: torch.Generator) -> Tensor:
-        """The coordinates that one dropout mask sets to zero; each column is kept with probability `p_do`."""
-        chosen = (torch.rand(len(self.offsets) - 1, generator=generator) >= p_do).nonzero().flatten().tolist()
-        parts = [self.members[self.offsets[g] : self.offsets[g + 1]] for g in chosen]
-        return torch.cat(parts) if parts else self.members[:0]
+    def drops(self, p_do: float, generator: torch.Generator) -> Iterator[Tensor]:
+        """For one batch after another, the coordinates that its dropout mask sets to zero; a column is kept with `p_do`.
+
+        Drawn by the gaps between drops in the sequence of all columns of all batches: a coin for each, at a fraction of the cost.
+        """
+        while p_do <= 0.0:  # no gaps
+            yield self.members
+        count, offsets = len(self.offsets) - 1, self.offsets.tolist()
+        begin, drop = 0, -1
+        gaps: Iterator[float] = iter(())
+        while True:
+            parts = []
+            while drop < begin + count:
+                if drop >= begin:
+                    column = drop - begin
+                    parts.append(self.members[offsets[column] : offsets[column + 1]])
+                gap = next(gaps, None)
+                if gap is None:
+                    gaps = iter(torch.empty(32, dtype=torch.float64).geometric_(1.0 - p_do, generator=generator).tolist())
+                    gap = next(gaps)
+                drop += int(gap)
+            begin += count
+            yield torch.cat(parts) if parts else self.members[:0]
 
 
 class Network:
@@ -178,12 +197,15 @@ class Network:
         groups: list[Tensor] = []
         for slot in self.body_slots:
             owner = kinds[slot.name.rpartition(".")[0]]
-            if len(slot.shape) < 2:
+            if len(slot.shape) < 2 or isinstance(owner, (nn.LayerNorm, nn.RMSNorm)):
                 continue
-            # the axis of the input units: a depthwise kernel has its only input channel on axis 0
-            by_output = isinstance(owner, _ConvTransposeNd) or (isinstance(owner, _ConvNd) and owner.groups > 1)
-            coordinates = torch.arange(slot.start, slot.stop).view(slot.shape).movedim(0 if by_output else 1, 0)
-            groups.extend(coordinates.reshape(coordinates.shape[0], -1).unbind(0))
+            coordinates = torch.arange(slot.start, slot.stop).view(slot.shape)
+            if isinstance(owner, _ConvNd) and not isinstance(owner, _ConvTransposeNd):
+                # [out, in / groups, ...] -> [in, out / groups, ...]: an input channel feeds the outputs of its own group
+                coordinates = coordinates.unflatten(0, (owner.groups, -1)).transpose(1, 2).flatten(0, 1)
+            elif not isinstance(owner, (_ConvTransposeNd, nn.Embedding, nn.EmbeddingBag)):  # these have their inputs first
+                coordinates = coordinates.movedim(1, 0)
+            groups.extend(coordinates.flatten(1).unbind(0))
         sizes = torch.tensor([len(g) for g in groups], dtype=torch.int64)
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         return Columns(torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64), offsets)
@@ -229,11 +251,12 @@ class Network:
         weights: Weights,
         x: Tensor,
         loss: Callable[[Tensor, int | None], Tensor],
+        gradient: Tensor,
+        head_gradient: Tensor | None,
         *,
-        train_head: bool,
         counts: Sequence[int],
         seeds: Sequence[int],
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> None:
         """Gradients of the clients' losses, each with respect to its own weights, in training mode.
 
         Args:
@@ -241,24 +264,22 @@ class Network:
             x: inputs [C, B, ...], as they are stored.
             loss: `loss(outputs, client)`: the sum of all clients' losses for outputs [C, B, out] (client None), or the loss
                 of one client for its outputs [1, counts[client], out].
-            train_head: whether the head is trained too.
+            gradient: where the gradient for theta is written [C, d].
+            head_gradient: where that for the head is written [C, h]; None where the head is not trained.
             counts: the true number of examples of each client in the batch; the rest is padding.
             seeds: a seed per client for randomness inside the module.
-
-        Returns:
-            The gradients for theta [C, d] and for the head [C, h] (None where it is not trained).
         """
         x = self.scaling(x, self.dtype)
         self.module.train()
-        slots = (*self.body_slots, *(self.head_slots if train_head else ()))
-        gradient = torch.empty_like(weights.theta)
-        head_gradient = torch.empty_like(weights.head) if train_head else None
+        slots = (*self.body_slots, *(self.head_slots if head_gradient is not None else ()))
         if self._layers is not None:
             tensors = self._views(weights.theta, weights.head)
             leaves = [tensors[s.name].requires_grad_() for s in slots]
-            value = loss(self._stacked(tensors, x), None)
-            self._collect(gradient, head_gradient, torch.autograd.grad(value, leaves))
-            return gradient, head_gradient
+            places = {s.name: s.of(gradient) for s in self.body_slots}
+            if head_gradient is not None:
+                places |= {s.name: s.of(head_gradient) for s in self.head_slots}
+            torch.autograd.grad(loss(self._stacked(tensors, x, places), None), leaves)
+            return
         for c, (count, seed) in enumerate(zip(counts, seeds, strict=True)):
             tensors = self._tensors(weights, c)
             leaves = [tensors[s.name].requires_grad_() for s in slots]
@@ -267,7 +288,6 @@ class Network:
                 outputs = functional_call(self.module, tensors, (x[c, :count],))
             grads = torch.autograd.grad(loss(outputs.unsqueeze(0), c), leaves)
             self._collect(gradient[c], None if head_gradient is None else head_gradient[c], grads)
-        return gradient, head_gradient
 
     def _collect(self, gradient: Tensor, head_gradient: Tensor | None, grads: Sequence[Tensor]) -> None:
         for slot, grad in zip(self.body_slots, grads, strict=False):
@@ -285,24 +305,53 @@ class Network:
         counters = {n: b.clone() for n, b in self.module.named_buffers() if not b.is_floating_point()}  # no client's step stays
         return self._views(weights.theta[c], weights.head[c]) | buffers | counters
 
-    def _stacked(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """Outputs of a sequence of linear and element-wise layers for tensors [C, ...] and scaled inputs [C, B, ...]."""
+    def _stacked(self, tensors: dict[str, Tensor], x: Tensor, places: dict[str, Tensor] | None = None) -> Tensor:
+        """Outputs of a sequence of linear and element-wise layers for tensors [C, ...] and scaled inputs [C, B, ...].
+
+        The gradients of tensors named in `places` are written there.
+        """
         assert self._layers is not None
+        places = places or {}
         for name, layer in self._layers:
             if isinstance(layer, nn.Linear):
                 prefix = f"{name}." if name else ""  # a module that is one linear layer has no name
-                weight = tensors.get(f"{prefix}weight", layer.weight)  # frozen tensors have no client axis
-                weight = weight.expand(len(x), *layer.weight.shape).transpose(1, 2)
-                if layer.bias is None:
-                    x = torch.bmm(x, weight)
-                else:
-                    bias = tensors.get(f"{prefix}bias", layer.bias).expand(len(x), layer.out_features)
-                    x = torch.baddbmm(bias.unsqueeze(1), x, weight)
+                own = prefix + "weight", prefix + "bias"
+                # frozen tensors have no client axis
+                weight = tensors.get(own[0], layer.weight.detach()).expand(len(x), *layer.weight.shape)
+                bias = None
+                if layer.bias is not None:
+                    bias = tensors.get(own[1], layer.bias.detach()).expand(len(x), layer.out_features)
+                x = _ClientLinear.apply(x, weight, bias, places.get(own[0]), places.get(own[1]))
             elif isinstance(layer, nn.Flatten):
                 x = x.flatten(2)
             else:
                 x = layer(x)
         return x
+
+
+class _ClientLinear(torch.autograd.Function):
+    """A linear layer of C clients: x [C, B, in], weight [C, out, in], bias [C, out] or None -> [C, B, out].
+
+    Its backward writes the gradients of weight and bias to where they are wanted, without a copy or a transpose in between.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_place: Tensor | None, bias_place: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.places = weight_place, bias_place
+        transposed = weight.transpose(1, 2)
+        return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, transposed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (x, weight), (weight_place, bias_place) = grads, ctx.saved_tensors, ctx.places
+        if weight_place is not None:
+            torch.bmm(g.transpose(1, 2), x, out=weight_place)
+        if bias_place is not None:
+            torch.sum(g, 1, out=bias_place)
+        return torch.bmm(g, weight) if ctx.needs_input_grad[0] else None, weight_place, bias_place, None, None
 
 
 def _slots(tensors: Sequence[tuple[str, Tensor]]) -> tuple[Slot, ...]:
@@ -324,11 +373,13 @@ def _client_layers(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
 
     def flat(name: str, part: nn.Module) -> list[tuple[str, nn.Module]]:
         if type(part) is nn.Sequential:
-            return [layer for n, p in part._modules.items() if p for layer in flat(f"{name}.{n}".lstrip("."), p)]
+            return [layer for n, p in part._modules.items() if p is not None for layer in flat(f"{name}.{n}".lstrip("."), p)]
         return [(name, part)]
 
     layers = flat("", module)
-    linear_axis = isinstance(module, nn.Linear) or any(isinstance(p, nn.Linear) for _, p in layers)
+    linear = [part for _, part in layers if isinstance(part, nn.Linear)]
+    if not linear or len(set(linear)) < len(linear):
+        return None  # a layer that is used twice has one name: leave it to torch
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
         return None  # shared weights: torch ties them
     if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
@@ -339,4 +390,4 @@ def _client_layers(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
                 return None
         elif type(part) not in (nn.Linear, *ELEMENTWISE):  # a subclass may do anything
             return None
-    return layers if linear_axis else None
+    return layers

@@ -7,6 +7,8 @@ held by exactly one client. Where there are no test examples at all, the test pa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedhb.clients import Clients
@@ -68,7 +70,8 @@ def natural(dataset: Dataset) -> Clients:
             f"data set {dataset.name} does not say who holds its examples: add an array `client`, or use the partition "
             "shards, dirichlet or iid"
         )
-    return Clients.from_rows(dataset, *natural_rows(train, train[:0] if test is None else test))
+    clients = Clients.from_rows(dataset, *natural_rows(train, train[:0] if test is None else test))
+    return replace(clients, names=tuple(map(str, np.unique(train).tolist())))
 
 
 def shard_rows(

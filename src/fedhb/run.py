@@ -19,6 +19,7 @@ from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import evaluate, predict_in_blocks
 from fedhb.seeding import Randomness
+from fedhb.updates import check_personal
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Personal:
 
     def predict(self, x: np.ndarray | Tensor) -> np.ndarray:
         """Class probabilities [n, classes], or mean and variance [n, 2, q], for inputs in the units they were trained in."""
-        inputs = as_inputs(x, self.input_shape)
+        inputs = as_inputs(x, self.input_shape).to(self.posterior.problem.network.device)
         with one_thread():
             return predict_in_blocks(
                 self.posterior.problem, lambda part: self.posterior.predict(part.unsqueeze(0))[0], inputs
@@ -72,7 +73,7 @@ class Run:
         Returns:
             Class probabilities [n, classes]; for regression mean and variance [n, 2, q].
         """
-        inputs = as_inputs(x, self.input_shape)
+        inputs = as_inputs(x, self.input_shape).to(self.problem.network.device)
         with one_thread():
             return predict_in_blocks(
                 self.problem,
@@ -95,33 +96,42 @@ class Run:
         if len(labels) != len(inputs) or not len(inputs):
             raise InputError(f"{len(inputs)} inputs and {len(labels)} targets: give one target per input, and at least one")
         classes = self.problem.federation.num_classes
-        if classes is not None and (labels.dtype.kind not in "iub" or labels.min() < 0 or labels.max() >= classes):
-            found = f"{labels.dtype} in {labels.min()}..{labels.max()}"
-            raise InputError(f"labels are {found}: give whole numbers in 0..{classes - 1}, as in training")
-        if classes is None:
-            check_finite(labels.astype(np.float64), "targets")
+        if classes is not None:
+            whole = labels.ndim == 1 and labels.dtype.kind in "iub"
+            if not whole or labels.min() < 0 or labels.max() >= classes:
+                found = f"lie in {labels.min()}..{labels.max()}" if whole else f"are {labels.dtype} of shape {labels.shape}"
+                raise InputError(f"labels {found}: give one whole number in 0..{classes - 1} per input, as in training")
+        else:
+            count = getattr(self.problem.likelihood, "num_targets", None)
+            if count is not None and labels.shape[1:] not in ([(), (1,)] if count == 1 else [(count,)]):
+                raise InputError(f"targets have shape {labels.shape}: give {count} per input, as in training")
+            check_finite(labels, "targets")
             labels = labels.astype(np.float32)
         share = Share.of(inputs, targets(labels), [np.arange(len(inputs))])
         clients = Clients(ids=torch.tensor([client]), train=share, num_classes=classes)
-        plan = dataclasses.replace(self.personal_plan, epochs=epochs or self.personal_plan.epochs, lr=lr or self.personal_plan.lr)
+        plan = self._plan(epochs, lr)
+        clients = clients.to(str(self.problem.network.device))
         with one_thread():
             memory = ClientStore().load(self.algorithm, self.problem, clients)
             posterior = self.algorithm.personalise(self.problem, self.state.server, clients, memory, plan, self.rng)
+        check_personal(posterior.theta, [client])
         return Personal(posterior, self.input_shape)
 
-    def evaluate(self, clients: Clients, split: str = "test") -> dict[str, Any]:
+    def evaluate(
+        self, clients: Clients, split: str = "test", *, epochs: int | None = None, lr: float | None = None
+    ) -> dict[str, Any]:
         """Global and personalised metrics on these clients' examples of a split, as means and per client."""
+        clients, plan = clients.to(str(self.problem.network.device)), self._plan(epochs, lr)
         with one_thread():
-            return evaluate(
-                self.problem,
-                self.algorithm,
-                self.state.server,
-                clients,
-                self.state.store,
-                self.personal_plan,
-                self.rng,
-                split,
-            )
+            return evaluate(self.problem, self.algorithm, self.state.server, clients, self.state.store, plan, self.rng, split)
+
+    def _plan(self, epochs: int | None, lr: float | None) -> Plan:
+        """How to personalise: as the run does, unless told otherwise."""
+        given: dict[str, Any] = {key: value for key, value in (("epochs", epochs), ("lr", lr)) if value is not None}
+        for key, value in given.items():
+            if not 0 < value < float("inf"):
+                raise InputError(f"{key}={value}: give a positive number")
+        return dataclasses.replace(self.personal_plan, **given)
 
 
 def as_inputs(x: np.ndarray | Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -7,13 +7,17 @@ A settings file has the names below at its top, and a table for the settings of 
     [niw]
     kl_weight = 1e-4
     [model]
+    name = "mlp"
     hidden = 128
+
+A model without options of its own may be named at the top, `model = "mlp"`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +50,7 @@ class Settings:
     holdout_clients: int = _setting(0, "clients that never train and are personalised afterwards")
     validation: float = _setting(0.0, "share of each client's training examples held back for validation")
     evaluate_on: str = _setting("test", "where the result's numbers come from: test or validation (then no test example is read)")
+    server_share: float = _setting(0.0, "share of the training examples whose inputs, unlabelled, go to the server (for fedbe)")
     fraction: float = _setting(0.1, "f: share of the clients in a round")
     local_epochs: int = _setting(1, "tau: epochs of a client's update")
     rounds: int = _setting(100, "R: number of rounds")
@@ -86,6 +91,8 @@ class Settings:
                 raise InputError(f"{name}={getattr(self, name)}: give 0 or more")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum={self.momentum}: give a number from 0 up to, but not including, 1")
+        if not 0 <= self.server_share < 1:
+            raise InputError(f"server_share={self.server_share}: give a share from 0 up to, but not including, 1")
         if not 0 <= self.validation < 1:
             raise InputError(f"validation={self.validation}: give a share from 0 up to, but not including, 1")
         if not 0 < self.fraction <= 1:
@@ -105,6 +112,10 @@ class Settings:
                 raise InputError(
                     f"{name}={value!r}{did_you_mean(value, allowed)}: choose from {', '.join(a for a in allowed if a)}"
                 )
+        for table, entries in self.options.items():
+            for key, value in entries.items():
+                if not all(isinstance(v, (bool, int, float, str)) for v in (value if isinstance(value, list) else [value])):
+                    raise InputError(f"{table}.{key}={value}: give text, a number, true, false, or a list of them")
 
     @classmethod
     def resolve(
@@ -128,14 +139,19 @@ class Settings:
             if not (equals and dot and name):
                 raise InputError(f"--set {text!r}: write TABLE.KEY=VALUE, such as niw.kl_weight=0.001")
             options.setdefault(_table(table), {})[name] = _value(value.strip())
+        if "name" in options.get("model", {}):  # TOML has no key that is both a value and a table
+            name = options["model"].pop("name")
+            values["model"] = flags.get("model") or name
         return cls(**{key: _check(key, value) for key, value in values.items()}, options=options)
 
     def to_toml(self, versions: Mapping[str, str]) -> str:
         """The resolved settings as a file that `resolve` reads back."""
         lines = ["# Resolved settings of this run. Versions: " + ", ".join(f"{k} {v}" for k, v in versions.items())]
-        lines += [f"{f.name} = {_toml(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name != "options"]
+        tables: dict[str, Mapping[str, Any]] = {"options": {}} | dict(self.options)
+        lines += [f"{f.name} = {_toml(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name not in tables]
         for table, entries in self.options.items():
-            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in entries.items())]
+            named = {"name": self.model} if table == "model" else {}
+            lines += ["", f"[{table}]", *(f"{_key(key)} = {_toml(value)}" for key, value in {**named, **entries}.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -175,9 +191,15 @@ def _value(text: str) -> Any:
         return text
 
 
+def _key(key: str) -> str:
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _toml(key)
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     return repr(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -63,7 +63,15 @@ class Algorithm(Protocol):
     """The steps. C clients are a leading axis wherever clients appear."""
 
     name: ClassVar[str]
-    update: str
+    pools: ClassVar[bool]
+    """Whether the cohort is one client: its data are pooled (centralised training)."""
+    each: ClassVar[tuple[str, ...]]
+    """The keys of `broadcast` that differ between clients and so have a leading client axis [C, ...]."""
+
+    @property
+    def update(self) -> str:
+        """What is trained: body, or full (body and head)."""
+        ...
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """L_0 before the first round: the server's state."""
@@ -91,8 +99,8 @@ class Algorithm(Protocol):
         """Alg. step 5: the server's new state, from sums over the round's clients."""
         ...
 
-    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, object]:
-        """What a round records beside loss and score, from the sums and the new state."""
+    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
+        """What a round records beside loss and score, from the sums and the state that the clients received."""
         ...
 
     def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
@@ -127,7 +135,7 @@ class Personalised:
     @classmethod
     def point(cls, problem: Problem, weights: Weights) -> Personalised:
         """One network per client."""
-        ones = torch.ones(len(weights.theta), 1, dtype=weights.theta.dtype)
+        ones = torch.ones_like(weights.theta[:, :1])
         return cls(problem, weights.theta.unsqueeze(1), weights.head.unsqueeze(1), weights.buffers.unsqueeze(1), ones)
 
     def client(self, c: int) -> Personalised:
@@ -161,7 +169,7 @@ def uniform(count: int, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def repeat(vector: Tensor, count: int) -> Tensor:
-    """A vector [k] as the start of `count` clients: a fresh [count, k]."""
+    """A vector [k], or one for each client [count, k], as the start of `count` clients: a fresh [count, k]."""
     return vector.expand(count, -1).clone()
 
 
@@ -180,12 +188,14 @@ class Stateless:
     """Algorithms whose clients remember nothing."""
 
     name: ClassVar[str] = ""
+    pools: ClassVar[bool] = False
+    each: ClassVar[tuple[str, ...]] = ()
     update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
         """Nothing."""
         return {}
 
-    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, object]:
+    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """Nothing more."""
         return {}

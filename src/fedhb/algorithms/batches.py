@@ -25,7 +25,7 @@ class Batch:
         y: targets [A, B, ...].
         counts: the true number of examples of each client; what lies behind is padding.
         valid: 1 for examples, 0 for padding [A, B]; None where nothing is padded.
-        generators: the randomness of each client's training.
+        generators: the randomness of each client's training, besides the order of its examples.
         last_epoch: whether this is a step of the last epoch.
     """
 
@@ -45,16 +45,18 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
     the one before it (batch norm cannot train on one example).
     """
     ids, sizes = clients.ids.tolist(), clients.sizes.tolist()
+    if merge_single and plan.batch_size == 1:
+        raise InputError("batch_size=1, and batch norm cannot train on one example: give at least 2")
     if merge_single and 1 in sizes:
         raise InputError(f"client {ids[sizes.index(1)]} has a single example, and batch norm cannot train on one: leave it out")
-    generators = [rng(i, "batches") for i in ids]
+    # the order of the examples is the same for every method, whatever else it draws: dropout, crops, a module's own noise
+    orders, generators = [rng(i, "order") for i in ids], [rng(i, "noise") for i in ids]
     device = clients.train.x.device
     width = plan.batch_size
     bounds = [_bounds(n, width, merge_single) for n in sizes]
     for epoch in range(plan.epochs):
         rows = [
-            clients.train.rows_of(k)[torch.randperm(n, generator=g)]
-            for k, (n, g) in enumerate(zip(sizes, generators, strict=True))
+            clients.train.rows_of(k)[torch.randperm(n, generator=g)] for k, (n, g) in enumerate(zip(sizes, orders, strict=True))
         ]
         for s in range(max(len(b) for b in bounds)):
             positions = [k for k, b in enumerate(bounds) if s < len(b)]

@@ -27,6 +27,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,6 +90,10 @@ class Hierarchical(Stateless, ABC):
     @abstractmethod
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """KL(q_i || p(theta | phi*)) up to a constant, for m [C, d] -> [C]."""
+
+    def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
+        """What `kl` leaves out of KL(q_i || p(theta | phi*)) although phi changes it, such as 1/2 log|Sigma|: nothing."""
+        return torch.zeros((), dtype=torch.float64)
 
     @abstractmethod
     def global_kl(self, problem: Problem, server: Arrays) -> Tensor:
@@ -207,13 +212,10 @@ class Hierarchical(Stateless, ABC):
             problem, server, m
         )
 
-    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, object]:
+    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """The negative ELBO from the clients' running losses, and the KL's share of their objective."""
-        scale = problem.federation.num_clients / summary["count"].item()
+        count = summary["count"].item()
         loss, kl = summary["loss"].item(), self.kl_weight * summary["kl"].item()
-        nelbo = scale * (loss + kl) + self.kl_weight * float(self.global_kl(problem, server))
-        return {
-            "negative_elbo": nelbo,
-            "kl": kl / summary["count"].item(),
-            "penalty_share": kl / (loss + kl) if loss + kl else 0.0,
-        }
+        N, normaliser = problem.federation.num_clients, float(self.log_normaliser(problem, server))
+        nelbo = N / count * (loss + kl) + self.kl_weight * (N * normaliser + float(self.global_kl(problem, server)))
+        return {"negative_elbo": nelbo, "kl": kl / count, "penalty_share": kl / (loss + kl) if loss + kl else 0.0}

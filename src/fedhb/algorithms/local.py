@@ -13,7 +13,7 @@ line makes the velocity that of the whole objective; without it the penalty woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,14 +26,17 @@ from fedhb.likelihood import Likelihood
 from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
 
+BLOCK = 2**15
+"""Coordinates updated at once: few enough for a step's passes over them to stay in a core's cache."""
+
 
 @dataclass(frozen=True)
 class Pull:
     """The penalty mu/2 ||m - target||^2 of each client, per example.
 
     Attributes:
-        mu: strength, broadcast against [C, d].
-        target: [d] or [C, d], or a function of the current m [A, d] and of who is active.
+        mu: strength [1 or C, 1 or d].
+        target: [d] or [C, d], or a function of the current m [A, d] and of who is active that gives a fresh [A, d].
     """
 
     mu: Tensor
@@ -66,6 +69,7 @@ class Sgd:
         self.train_head = plan.train_head and weights.head.shape[1] > 0
         self._theta = _Momentum(weights.theta, plan, pull)
         self._head = _Momentum(weights.head, plan, head_pull) if self.train_head else None
+        self._drops: dict[torch.Generator, Iterator[Tensor]] = {}
         count = len(weights.theta)
         self._loss, self._score, self._examples = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)
 
@@ -101,32 +105,33 @@ class Sgd:
                 each = each * example_weights[rows, :width]
             return (each.sum(1) / counts[rows]).sum()
 
-        dropped = self._draw_dropped(batch.generators)
-        kept = theta.view(-1)[dropped]
-        theta.view(-1)[dropped] = 0.0
-        seeds = (
-            [0] * len(counts)
-            if self.network.batches_clients
-            else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
-        )
-        gradient, head_gradient = self.network.value_and_grad(
-            part, batch.x, loss, train_head=self.train_head, counts=batch.counts, seeds=seeds
-        )
-        theta.view(-1)[dropped] = kept
+        flat, dropped = theta.view(-1), self._dropped(batch)
+        kept = flat[dropped]
+        flat[dropped] = 0.0
+        # a module that does not know the client axis may draw random numbers of its own
+        seeds = [] if self.network.batches_clients else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
+        gradient = self._theta.gradient[: len(counts)]
+        head_gradient = None if self._head is None else self._head.gradient[: len(counts)]
+        self.network.value_and_grad(part, batch.x, loss, gradient, head_gradient, counts=batch.counts, seeds=seeds)
+        flat[dropped] = kept
         gradient.view(-1)[dropped] = 0.0
 
-        self._theta.step(gradient, active)
-        if self._head is not None and head_gradient is not None:
-            self._head.step(head_gradient, active)
+        self._theta.step(active)
+        if self._head is not None:
+            self._head.step(active)
         if not isinstance(active, slice):
             self.weights.buffers[active] = part.buffers
 
-    def _draw_dropped(self, generators: Sequence[torch.Generator]) -> Tensor:
+    def _dropped(self, batch: Batch) -> Tensor:
         """Coordinates into the flattened [A, d] that this batch's dropout masks set to zero: the thinned m."""
         if self.p_do >= 1.0:
             return torch.zeros(0, dtype=torch.int64)
-        d = self.network.num_params
-        return torch.cat([self.network.columns.draw(self.p_do, g) + k * d for k, g in enumerate(generators)])
+        parts = []
+        for k, generator in enumerate(batch.generators):
+            if generator not in self._drops:
+                self._drops[generator] = self.network.columns.drops(self.p_do, generator)
+            parts.append(next(self._drops[generator]) + k * self.network.num_params)
+        return torch.cat(parts)
 
     def report(self) -> dict[str, Tensor]:
         """Mean loss and score of each client over its last epoch, and its number of examples [C]."""
@@ -134,32 +139,53 @@ class Sgd:
 
 
 class _Momentum:
-    """The proximal momentum step on one block of coordinates [C, k], in place."""
+    """The proximal momentum step on one block of coordinates [C, k], in place.
+
+    With a = lr mu / (1 + lr mu) the four lines of the module's docstring are two:
+
+        v <- (1 - a) (momentum v + g) + a / lr (m - target)
+        m <- m - lr v
+    """
 
     def __init__(self, value: Tensor, plan: Plan, pull: Pull | None):
         self.value, self.lr, self.momentum, self.pull = value, plan.lr, plan.momentum, pull
         self.velocity = torch.zeros_like(value)
-        self.shrink = None if pull is None else (1.0 / (1.0 + plan.lr * pull.mu)).to(value.dtype)
+        self.gradient = torch.empty_like(value)  # written anew in every step: memory of this size is dear to allocate
+        if pull is not None:
+            mu = pull.mu.to(value.dtype)
+            self.keep = 1.0 / (1.0 + plan.lr * mu)
+            self.decay, self.stiffness = plan.momentum * self.keep, mu * self.keep
+            shape = (-1, value.shape[1])  # a strength that all coordinates share is one number, seen as a row
+            self.keep, self.decay, self.stiffness = (c.expand(*shape) for c in (self.keep, self.decay, self.stiffness))
+            self.offset = None if callable(pull.target) else self.stiffness * pull.target
 
-    def step(self, gradient: Tensor, active: slice | Tensor) -> None:
+    def step(self, active: slice | Tensor) -> None:
+        """One step of the active clients, whose gradients are the first rows of `gradient`."""
         m, v = self.value[active], self.velocity[active]
-        target = self._target(m, active)  # at the current m, before it moves
-        v.mul_(self.momentum).add_(gradient)
-        m.add_(v, alpha=-self.lr)
-        if target is not None and self.shrink is not None:
-            shrink = self.shrink if len(self.shrink) == 1 else self.shrink[active]
-            pulled = torch.lerp(target.expand_as(m), m, shrink.expand_as(m))
-            v.add_(m.sub_(pulled), alpha=1.0 / self.lr)
-            m.copy_(pulled)
+        pull, target = self.pull, None
+        if pull is not None:
+            target = pull.target(m, active) if callable(pull.target) else None
+            decay, keep, stiffness = (_rows(c, active) for c in (self.decay, self.keep, self.stiffness))
+            offset = None if self.offset is None else _rows(self.offset, active)
+        for start in range(0, m.shape[1], BLOCK):
+            part = (slice(None), slice(start, start + BLOCK))
+            v_part, m_part, g_part = v[part], m[part], self.gradient[: len(m)][part]
+            if pull is None:
+                v_part.mul_(self.momentum).add_(g_part)
+            elif offset is not None:
+                v_part.mul_(decay[part]).addcmul_(g_part, keep[part]).addcmul_(m_part, stiffness[part]).sub_(offset[part])
+            elif target is not None:
+                gap = target[part]
+                torch.sub(m_part, gap, out=gap)
+                v_part.mul_(decay[part]).addcmul_(g_part, keep[part]).addcmul_(gap, stiffness[part])
+            m_part.add_(v_part, alpha=-self.lr)
         if not isinstance(active, slice):
             self.value[active], self.velocity[active] = m, v
 
-    def _target(self, m: Tensor, active: slice | Tensor) -> Tensor | None:
-        if self.pull is None:
-            return None
-        if callable(self.pull.target):
-            return self.pull.target(m, active)
-        return self.pull.target[active] if self.pull.target.ndim == 2 else self.pull.target
+
+def _rows(values: Tensor, active: slice | Tensor) -> Tensor:
+    """The active clients' rows of values that each client has its own of [C, k], or all share [1, k]."""
+    return values if len(values) == 1 else values[active]
 
 
 def train(

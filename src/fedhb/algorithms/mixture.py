@@ -22,10 +22,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Plan, Problem, mixture_prediction, repeat, start_weights
@@ -38,10 +39,8 @@ from fedhb.likelihood import Categorical
 from fedhb.network import Weights
 from fedhb.seeding import SERVER, Randomness
 
-SAMPLE = 100
-"""Examples by which a client finds the prototype to begin at."""
-ALIVE = 1e-6
-"""A prototype is alive in a round if its mean responsibility is at least this."""
+SAMPLE = 100  # examples by which a client finds the prototype to begin at
+ALIVE = 1e-6  # the mean responsibility that makes a prototype alive in a round
 
 
 @dataclass(frozen=True)
@@ -50,20 +49,21 @@ class Mixture(Hierarchical):
 
     name: ClassVar[str] = "mixture"
     begin: str = field(
-        default="global",
-        metadata={"help": "clients begin at the centre, their last iterate, or the likeliest prototype: global, last or nearest"},
+        default="global", metadata={"help": "where clients begin: global (the centre), last, or nearest (prototype)"}
     )
     num_prototypes: int = field(default=2, metadata={"help": "K"})
     sigma2: float = field(default=0.1, metadata={"help": "variance of a client's weights around its prototype"})
     noise: float = field(default=1e-3, metadata={"help": "prototypes begin at the initial network plus noise of this deviation"})
     patience: int = field(default=30, metadata={"help": "rounds without clients after which a prototype starts again"})
-    shrink: bool = field(default=True, metadata={"help": "the prior N(0, I) on prototypes: sigma2 / N in the M-step"})
+    shrink: bool = field(
+        default=False, metadata={"help": "the prior N(0, I) on prototypes, sigma2 / N in the M-step, as printed"}
+    )
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """Prototypes at one network plus small noise (equal ones would stay equal, far ones would die); gate = the body."""
         theta, K = problem.network.theta, self.num_prototypes
         noise = torch.randn(K, len(theta), generator=rng(SERVER, "prototypes"), dtype=torch.float32).to(theta)
-        server = {"r": theta + (self.noise * noise if K > 1 else 0.0), "idle": torch.zeros(K, dtype=torch.int64)}
+        server = {"r": theta + (self.noise if K > 1 else 0.0) * noise, "idle": torch.zeros(K, dtype=torch.int64)}
         shared = shared_parts(problem, self.update)
         if "buffers" in shared:
             server["buffers"] = repeat(shared.pop("buffers"), K)
@@ -118,8 +118,13 @@ class Mixture(Hierarchical):
         """mu = kl_weight / (sigma2 |D_i|), towards sum_j c(j|m) r_j with c at the current m: Jensen's bound, as in EM."""
         r = received["r"]
         near = proximity(r)
+        scratch = torch.empty(len(sizes), r.shape[1], dtype=r.dtype, device=r.device)
+
+        def target(m: Tensor, active: slice | Tensor) -> Tensor:
+            return torch.mm((near(m) / self.sigma2).softmax(1), r, out=scratch[: len(m)])
+
         mu = (self.kl_weight / (self.sigma2 * sizes.to(r.dtype))).unsqueeze(1)
-        return Pull(mu, r[0] if len(r) == 1 else lambda m, active: (near(m) / self.sigma2).softmax(1) @ r)
+        return Pull(mu, r[0] if len(r) == 1 else target)
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """-log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2)), which is never negative."""
@@ -201,14 +206,14 @@ class Mixture(Hierarchical):
         return server["r"][j] + self.sigma2**0.5 * noise.to(server["r"])
 
     def global_kl(self, problem: Problem, server: Arrays) -> Tensor:
-        """1/2 sum_j ||r_j||^2."""
-        return 0.5 * server["r"].double().square().sum()
+        """1/2 sum_j ||r_j||^2, or nothing under a flat prior on the prototypes."""
+        return 0.5 * server["r"].double().square().sum() if self.shrink else torch.zeros((), dtype=torch.float64)
 
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
         """log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2))."""
         return -self.kl(problem, server, m)
 
-    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, object]:
+    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """The objective, mean responsibilities, and the effective number of prototypes exp(entropy)."""
         share = summary["c"] / summary["c"].sum()
         entropy = -(share * share.clamp_min(1e-300).log()).sum()
@@ -217,13 +222,19 @@ class Mixture(Hierarchical):
 
 
 def proximity(r: Tensor) -> Callable[[Tensor], Tensor]:
-    """m [A, d] -> -||m - r_j||^2 / 2 [A, K], up to what all j share.
+    """m [A, d] -> -||m - r_j||^2 / 2 [A, K], less that of the first prototype.
 
-    One product with the prototypes' offsets from their mean, which are small: nothing cancels, and m is read once.
+    One product with the K - 1 offsets from the first prototype, which are small: nothing cancels, and m is read once.
     """
-    offsets = r - r.mean(0)
-    bias = offsets @ r.mean(0) + 0.5 * offsets.square().sum(1)
-    return lambda m: m @ offsets.T - bias
+    offsets = r[1:] - r[0]
+    bias = offsets @ r[0] + 0.5 * offsets.square().sum(1)
+
+    def near(m: Tensor) -> Tensor:
+        # a matrix product with a single column is slow, a matrix-vector product is not
+        products = torch.mv(m, offsets[0]).unsqueeze(1) if len(offsets) == 1 else m @ offsets.T
+        return functional.pad(products - bias, (1, 0))
+
+    return near
 
 
 def gate_weights(problem: Problem, received: Arrays, count: int) -> Weights:
@@ -234,5 +245,5 @@ def gate_weights(problem: Problem, received: Arrays, count: int) -> Weights:
 
 
 def _by_prototype(found: Tensor, reference: Tensor, c: Tensor) -> Tensor:
-    """sum_i c(j|i) (found_i - reference_j) for found [C, k], reference [K, k], c [C, K] -> [K, k]."""
-    return torch.stack([differences(found, row, c[:, j]) for j, row in enumerate(reference)])
+    """sum_i c(j|i) (found_i - reference_j) for found [C, k], reference [K, k], c [C, K] -> [K, k], in float64."""
+    return c.T @ found.double() - c.sum(0).unsqueeze(1) * reference.double()

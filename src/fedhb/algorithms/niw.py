@@ -27,7 +27,7 @@ from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Problem
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.local import Pull
-from fedhb.algorithms.sums import average_shared, differences, shared_parts, summarise_shared
+from fedhb.algorithms.sums import average_shared, shared_parts, summarise_shared
 from fedhb.seeding import Randomness
 
 TINY = 1e-12
@@ -39,11 +39,12 @@ class NIW(Hierarchical):
     """Gaussian clients under a Normal-Inverse-Wishart posterior."""
 
     name: ClassVar[str] = "niw"
+    kl_weight: float = field(default=1e-4, metadata={"help": "multiplies the KL terms; 1 is the objective as printed"})
     num_samples: int = field(default=1, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes"})
     lambda0: float = field(
-        default=1.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 0 does not shrink"}
+        default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed, 0 not at all"}
     )
     prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I"})
     dof: distributions.Dof = field(
@@ -99,24 +100,30 @@ class NIW(Hierarchical):
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)."""
         precision = self._precision(problem, received)
-        return torch.stack([0.5 * ((row - received["m0"]).square() * precision).sum(dtype=torch.float64) for row in m])
+        return torch.stack([0.5 * (row - received["m0"]).square_().mul_(precision).sum(dtype=torch.float64) for row in m])
+
+    def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
+        """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* the covariance that `kl` measures distances in."""
+        precision = self._precision(problem, received).double() / self.p_do
+        return 0.5 * (self.eps**2 * precision.sum() - precision.log_().sum())
 
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""
-        m, m0 = found["m"], received["m0"]
-        ones = torch.ones_like(found["examples"])
-        squares = torch.zeros_like(m0, dtype=torch.float64)
-        for row in m:
-            squares.add_((row.double() - m0).square_())
-        return {"m": differences(m, m0, ones), "squares": squares, **summarise_shared(found, received, ones)}
+        m0, ones = received["m0"].double(), torch.ones_like(found["examples"])
+        total, squares = torch.zeros_like(m0), torch.zeros_like(m0)
+        for row in found["m"]:
+            difference = row - m0  # in float64, for row of any type, and row stays as it is
+            total.add_(difference)
+            squares.addcmul_(difference, difference)
+        return {"m": total, "squares": squares, **summarise_shared(found, received, ones)}
 
     def _scale(self, problem: Problem, m0: Tensor, scatter: Tensor) -> Tensor:
         """V0 [d] for the new m0 and mean_i (m_i - m0)^2 [d]: diag rho = p_do (m_i - m0)^2 + (1 - p_do) m0^2 is never negative."""
         N, dim = problem.federation.num_clients, self._dim(problem)
         n0 = problem.federation.num_examples + dim + 2.0
-        rho = self.p_do * scatter + (1.0 - self.p_do) * m0.square()
-        S = self.prior_scale**2 + N * self.eps**2 + self.lambda0 * m0.square() + N * rho
-        return n0 / (N + dim + 2.0) * S
+        fixed = self.prior_scale**2 + N * self.eps**2
+        S = m0.square().mul_(self.lambda0 + N * (1.0 - self.p_do)).add_(scatter, alpha=N * self.p_do).add_(fixed)
+        return S.mul_(n0 / (N + dim + 2.0))
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
@@ -125,7 +132,7 @@ class NIW(Hierarchical):
         m0 = self.p_do * N / (N + self.lambda0) * (reference + change)
         moved = m0 - reference
         # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
-        scatter = (summary["squares"] / summary["count"] - 2.0 * moved * change + moved.square()).clamp_min_(0.0)
+        scatter = (summary["squares"] / summary["count"]).addcmul_(moved, moved - 2.0 * change).clamp_min_(0.0)
         dtype = server["m0"].dtype
         return {
             "m0": m0.to(dtype),

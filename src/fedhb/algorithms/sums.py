@@ -66,9 +66,6 @@ def add(total: Arrays | None, part: Arrays) -> Arrays:
     return dict(part) if total is None else {key: total[key] + part[key] for key in part}
 
 
-def num_bytes(arrays: Mapping[str, Tensor], clients: int = 1) -> int:
-    """The bytes of the vectors one client sends or receives. `clients` is the length of their client axis.
-
-    The few numbers reported beside them (loss, KL, examples) are not counted.
-    """
-    return sum(a.numel() * a.element_size() for key, a in arrays.items() if key not in (*REPORTS, "examples")) // clients
+def num_bytes(arrays: Mapping[str, Tensor]) -> int:
+    """The bytes of the vectors that are sent. The few numbers reported beside them (loss, KL, examples) are not counted."""
+    return sum(a.numel() * a.element_size() for key, a in arrays.items() if key not in (*REPORTS, "examples"))

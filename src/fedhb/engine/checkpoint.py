@@ -3,7 +3,8 @@
     checkpoint/constants-FINGERPRINT.safetensors   the initial network, once
     checkpoint/round-000100.safetensors            the server's arrays
     checkpoint/memory/000012-000100.safetensors    what client 12 remembered at round 100 (only where clients remember)
-    checkpoint/round-000100.json                   the manifest, written last: round, totals, and the hash of every file above
+    checkpoint/round-000100.json                   the manifest, written last: round, totals, the hash of every file above
+                                                   and of itself
 
 A checkpoint exists once its manifest does. The last two are kept, so that a damaged one falls back to the one before.
 """
@@ -58,7 +59,7 @@ def save(folder: Path, state: State, constants: dict[str, Tensor], fingerprint: 
         "memory": {str(client): file for client, (file, _) in state.store.files.items()},
         "sha256": files,
     }
-    write_atomically(folder / f"{name}.json", as_json(manifest))
+    write_atomically(folder / f"{name}.json", as_json(manifest | {"checksum": _checksum(manifest)}))
     _remove_old(folder)
 
 
@@ -88,29 +89,17 @@ def load(folder: Path, fingerprint: str | None = None) -> tuple[State, dict[str,
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise InputError(
-                f"{path} has format {manifest['format']}, this version reads {FORMAT}: use the version that wrote it"
-            )
-        required = {
-            "round",
-            "fingerprint",
-            "client_rounds",
-            "down_bytes",
-            "up_bytes",
-            "seconds",
-            "constants",
-            "server",
-            "memory",
-            "sha256",
-        }
-        if missing := required - manifest.keys():
-            raise Damaged(f"{sorted(missing)} missing")
+        if manifest.pop("checksum") != _checksum(manifest):
+            raise Damaged("the manifest does not match its checksum")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise Damaged(f"manifest unreadable: {error}") from None
+    if manifest["format"] != FORMAT:
+        raise InputError(f"{path} has format {manifest['format']}, this version reads {FORMAT}: use the version that wrote it")
     return dict(manifest)
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _read(folder: Path, manifest: dict[str, Any]) -> tuple[State, dict[str, Tensor]]:

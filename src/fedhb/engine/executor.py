@@ -35,7 +35,7 @@ class InProcess:
 
     def __init__(self, problem: Problem, algorithm: Algorithm, clients: Clients, store: ClientStore, chunk: int | None = None):
         self.problem, self.algorithm, self.clients, self.store = problem, algorithm, clients, store
-        self.chunk = chunk or chunk_size(problem.network)
+        self.chunk = len(clients) if algorithm.pools else chunk or chunk_size(problem.network)
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> tuple[Arrays, Traffic]:
         """The summed statistics of the clients at these positions, and what was sent."""
@@ -49,11 +49,14 @@ class InProcess:
             received = self.algorithm.broadcast(server, ids)
             memory = self.store.load(self.algorithm, self.problem, clients)
             found, memory = self.algorithm.local_update(self.problem, received, clients, memory, plan, rng)
-            admit(found, ids, rng.round)
+            answering = ids[:1] if self.algorithm.pools else ids
+            admit(found, answering, rng.round)
             self.store.put(ids, memory)
             total = add(total, self.algorithm.summarise(self.problem, received, found, rng))
-            traffic.down += num_bytes(received) * len(ids)
-            traffic.up += num_bytes(found, len(ids)) * len(ids)
+            common = {key: value for key, value in received.items() if key not in self.algorithm.each}
+            own = {key: value for key, value in received.items() if key in self.algorithm.each}
+            traffic.down += num_bytes(common) * len(ids) + num_bytes(own)
+            traffic.up += num_bytes(found)
         assert total is not None
         return total, traffic
 

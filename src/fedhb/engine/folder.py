@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -82,6 +83,15 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The folder is this process's own for as long as this lasts."""
+        self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
+
     def append_round(self, record: dict[str, Any]) -> None:
         """One more line in rounds.jsonl."""
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
@@ -91,7 +101,7 @@ class RunFolder:
         """The records of all rounds; a line cut short by a crash ends the list."""
         records: list[dict[str, Any]] = []
         path = self.path / "rounds.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
             try:
                 records.append(json.loads(line))
             except json.JSONDecodeError:

@@ -41,17 +41,17 @@ class Keeper:
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Keep the record, and every `every` rounds the state."""
+        if self.folder is not None:
+            self.folder.append_round(record)
         self.records.append(record)
-        if self.folder is None:
-            return
-        self.folder.append_round(record)
         self._state = state
         if state.done % self.every == 0 or state.done == self.rounds:
             self._save()
 
     def on_end(self) -> None:
         """Keep the last whole round where training stopped between two checkpoints."""
-        self._save()
+        if self._state is not None and self._state.done == self.records[-1]["round"]:
+            self._save()
 
     def _save(self) -> None:
         if self.folder is not None and self._state is not None:
@@ -63,7 +63,8 @@ def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients
     """A hash of everything that training depends on: a checkpoint goes on only under the same one."""
     network = problem.network
     digest = hashlib.sha256()
-    slots = [(s.name, list(s.shape)) for s in (*network.body_slots, *network.head_slots, *network.buffer_slots)]
+    slots = [[(s.name, list(s.shape)) for s in part] for part in (network.body_slots, network.head_slots, network.buffer_slots)]
+    likelihood = problem.likelihood
     about = [
         algorithm.name,
         dataclasses.asdict(algorithm),
@@ -71,10 +72,14 @@ def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients
         slots,
         sorted(clients.files.items()),
         network.batch_norm,
+        str(network.module),
+        repr(likelihood) if dataclasses.is_dataclass(likelihood) else type(likelihood).__qualname__,
+        clients.augment,
+        clients.num_classes,
     ]
     digest.update(json.dumps(about, sort_keys=True, default=str).encode())
     share = clients.train
-    tensors = [network.theta, network.head, network.buffers, share.rows, share.offsets, share.y]
+    tensors = [*network.constants().values(), network.scaling.mean, network.scaling.std, share.rows, share.offsets, share.y]
     for tensor in tensors if clients.files else [*tensors, share.x]:
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import torch
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.engine.executor import Traffic
 from fedhb.engine.schedule import cohort, learning_rate
 from fedhb.engine.store import ClientStore
+from fedhb.errors import DivergedError
 from fedhb.seeding import Randomness
 
 
@@ -76,11 +80,13 @@ def run(
     try:
         while state.done < training.rounds:
             record = one_round(problem, algorithm, num_clients, training, state, executor)
-            for callback in callbacks:
-                callback.on_round(record, state)
+            with ExitStack() as told:  # all of them, in order, also where one raises
+                for callback in reversed(callbacks):
+                    told.callback(callback.on_round, record, state)
     finally:
-        for callback in callbacks:
-            callback.on_end()
+        with ExitStack() as told:
+            for callback in reversed(callbacks):
+                told.callback(callback.on_end)
 
 
 def one_round(
@@ -94,6 +100,9 @@ def one_round(
     positions = cohort(num_clients, training.fraction, rng)
     summary, traffic = executor.run(state.server, positions, plan, rng)
     server = algorithm.aggregate(problem, state.server, summary, rng)
+    for key, value in server.items():
+        if not torch.isfinite(value.sum(dtype=torch.float64)):  # one pass; see updates.py
+            raise DivergedError(f"round {rng.round}: the server's {key!r} overflows: training diverges; lower the learning rate")
     examples = summary["examples"].item()
     record: dict[str, Any] = {
         "round": state.done + 1,
@@ -101,14 +110,14 @@ def one_round(
         "clients": len(positions),
         "loss": summary["loss"].item() / examples,
         "score": summary["score"].item() / examples,
-        **algorithm.report(problem, server, summary),
+        **algorithm.report(problem, state.server, summary),
         "down_bytes": traffic.down,
         "up_bytes": traffic.up,
         "seconds": time.perf_counter() - begun,
     }
+    state.done += 1  # first: whoever is interrupted from here on has no record of this round, and keeps the one before
     state.server = server
     state.store.commit()
-    state.done += 1
     state.client_rounds += len(positions)
     state.traffic = Traffic(state.traffic.down + traffic.down, state.traffic.up + traffic.up)
     state.seconds += record["seconds"]

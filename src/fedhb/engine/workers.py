@@ -6,12 +6,13 @@ sums (and the memories of clients that have any) comes back. The numbers are tho
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+import numpy as np
 import torch
-import torch.multiprocessing as multiprocessing
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.algorithms.sums import add
@@ -53,8 +54,8 @@ class Workers:
         ordered = sorted(positions, key=lambda k: (-self.sizes[k], k))
         shares = [share for w in range(len(self._pipes)) if (share := ordered[w :: len(self._pipes)])]
         for pipe, share in zip(self._pipes, shares, strict=False):
-            memories = {self.ids[k]: self.store.memories[self.ids[k]] for k in share if self.ids[k] in self.store.memories}
-            pipe.send((server, share, memories, plan, rng))
+            known = [self.ids[k] for k in share if self.ids[k] in self.store.memories]
+            pipe.send((_pack(server), share, {i: _pack(self.store.memories[i]) for i in known}, plan, rng))
         total: Arrays | None = None
         traffic = Traffic()
         for pipe in self._pipes[: len(shares)]:
@@ -65,21 +66,29 @@ class Workers:
             if isinstance(answer, Exception):
                 raise answer
             summary, part, memories = answer
-            total = add(total, summary)
+            total = add(total, _unpack(summary))
             traffic = Traffic(traffic.down + part.down, traffic.up + part.up)
             for client, memory in memories.items():
-                self.store.put([client], {key: value.unsqueeze(0) for key, value in memory.items()})
+                self.store.put([client], {key: value.unsqueeze(0) for key, value in _unpack(memory).items()})
         assert total is not None
         return total, traffic
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers, which hold nothing that is not here."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
+            process.kill()
+            process.join()
+
+
+def _pack(arrays: Arrays) -> dict[str, np.ndarray]:
+    """For a pipe: tensors would go through shared memory, with an open file for each of them."""
+    return {key: value.cpu().numpy() for key, value in arrays.items()}
+
+
+def _unpack(arrays: dict[str, np.ndarray]) -> Arrays:
+    return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
 
 
 def _work(pipe: Connection, problem: Problem, algorithm: Algorithm, clients: Clients, chunk: int | None) -> None:
@@ -95,11 +104,11 @@ def _work(pipe: Connection, problem: Problem, algorithm: Algorithm, clients: Cli
         except (EOFError, KeyboardInterrupt):
             return
         executor.store = ClientStore()
-        executor.store.memories = memories
+        executor.store.memories = {client: _unpack(memory) for client, memory in memories.items()}
         try:
-            summary, traffic = executor.run(server, share, plan, rng)
+            summary, traffic = executor.run(_unpack(server), share, plan, rng)
             executor.store.commit()
-            pipe.send((summary, traffic, {i: executor.store.memories[i] for i in executor.store.changed}))
+            pipe.send((_pack(summary), traffic, {i: _pack(executor.store.memories[i]) for i in executor.store.changed}))
         except KeyboardInterrupt:
             return
         except (DivergedError, InputError) as error:

@@ -14,6 +14,7 @@ from fedhb.engine.executor import chunk_size
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
 from fedhb.seeding import Randomness
+from fedhb.updates import check_personal
 
 BLOCK = 4096
 """Examples predicted at once, where clients may share a batch."""
@@ -31,15 +32,19 @@ def evaluate(
     rng: Randomness,
     split: str = "test",
 ) -> dict[str, Any]:
-    """Means over clients of global and personalised metrics, and both for every client."""
-    before = global_metrics(problem, algorithm, server, clients, store, rng, split)
-    after = personalised_metrics(problem, algorithm, server, clients, store, plan, rng, split)
+    """Means over clients of global and personalised metrics, and both for every client (None where it has no examples)."""
+    held = _share(clients, split).sizes.nonzero().flatten().tolist()
+    if not held:
+        raise InputError(f"no client has {split} examples: give some, or choose another split to evaluate on")
+    some = clients.select(held)
+    before = global_metrics(problem, algorithm, server, some, store, rng, split)
+    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split)
     main = next(iter(before[0]))  # accuracy or rmse
-    return {
-        "global": mean(before),
-        "personalised": mean(after),
-        "per_client": {f"global_{main}": [m[main] for m in before], f"personalised_{main}": [m[main] for m in after]},
-    }
+    per_client: dict[str, list[Any]] = {"client": list(clients.names) if clients.names else clients.ids.tolist()}
+    for task, metrics in (("global", before), ("personalised", after)):
+        found = {k: m[main] for k, m in zip(held, metrics, strict=True)}
+        per_client[f"{task}_{main}"] = [found.get(k) for k in range(len(clients))]
+    return {"global": mean(before), "personalised": mean(after), "per_client": per_client}
 
 
 def global_metrics(
@@ -87,6 +92,7 @@ def personalised_metrics(
         selected = clients.select(positions)
         memory = store.load(algorithm, problem, selected)
         personal = algorithm.personalise(problem, server, selected, memory, plan, rng)
+        check_personal(personal.theta, selected.ids.tolist())
         for c, k in enumerate(positions):
             x, y = share.examples(k)
             metrics[k] = problem.likelihood.metrics(personal.client(c).predict(x.unsqueeze(0))[0], y)
@@ -122,4 +128,4 @@ def _groups(sizes: Sequence[int], block: int) -> list[list[int]]:
 def predict_in_blocks(problem: Problem, predict: Any, x: Tensor) -> Tensor:
     """predict(x) in blocks of examples; in one where batch norm uses the batch's own statistics."""
     whole = problem.network.has_batch_norm and problem.network.batch_norm == "batch"
-    return torch.cat([predict(part) for part in ([x] if whole else x.split(BLOCK))])
+    return torch.cat([predict(part) for part in ([x] if whole else x.split(BLOCK))]).cpu()

@@ -1,0 +1,5 @@
+"""`python -m fedhb`."""
+
+from fedhb.cli import main
+
+main()

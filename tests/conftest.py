@@ -1,0 +1,22 @@
+"""What all tests share.
+
+Files need not survive a power cut, so nothing waits for the disk.
+Property tests have no deadline, because a busy machine is no error. Torch has one thread, as in a run: for arrays this
+small a second one costs more than it gains, and a hundred times as much where another process wants the core.
+"""
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+settings.register_profile("fedhb", deadline=None)
+settings.load_profile("fedhb")
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)

@@ -1,0 +1,434 @@
+"""Checkpoints under damage: whatever happens to a file or to the process, the run ends with the numbers of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedhb
+from builders import Wrapped, clients, mlp, same_bits
+from fedhb.engine import checkpoint, folder
+from fedhb.engine.folder import RunFolder, write_atomically
+from fedhb.errors import InputError
+from fedhb.likelihood import GaussianRegression
+
+ROUNDS = 6
+fork = multiprocessing.get_context("fork")
+
+
+class After:
+    """Does something after each round."""
+
+    def __init__(self, action: Callable[[int], Any]):
+        self.action = action
+
+    def on_start(self, done: int, rounds: int) -> None:
+        pass
+
+    def on_round(self, record: dict[str, Any], state: Any) -> None:
+        self.action(state.done)
+
+    def on_end(self) -> None:
+        pass
+
+
+def fit(out: Path | None, after: Callable[[int], Any] = lambda done: None, **options: Any) -> Any:
+    """A run whose clients remember, so that every kind of file is there."""
+    chosen = {"rounds": ROUNDS, "fraction": 0.5, "batch_size": 4, "seed": 3, "checkpoint_every": 2}
+    chosen |= {"evaluate_on": None, "progress": False}
+    chosen |= {"model": mlp(torch.float32), "clients": clients(), "algorithm": fedhb.NIW(begin="last"), "resume": True}
+    return fedhb.fit(out=out, callbacks=[After(after)], **(chosen | options))
+
+
+def stopped(out: Path, at: int = 5, **options: Any) -> Path:
+    """A run that was interrupted: its folder holds the checkpoints of rounds 4 and 5."""
+
+    def interrupt(done: int) -> None:
+        if done == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(out, interrupt, **options)
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Any:
+    return fit(tmp_path_factory.mktemp("whole") / "run")
+
+
+def memories(run: Any) -> dict[str, torch.Tensor]:
+    found = {f"{i}.{key}": value for i, memory in run.state.store.memories.items() for key, value in memory.items()}
+    return dict(sorted(found.items()))
+
+
+def assert_same(run: Any, whole: Any, out: Path) -> None:
+    assert same_bits(run.state.server, whole.state.server) and same_bits(memories(run), memories(whole))
+    assert run.state.traffic == whole.state.traffic and run.state.client_rounds == whole.state.client_rounds
+    kept = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    ours = [{k: v for k, v in record.items() if k != "seconds"} for record in kept]
+    assert ours == [{k: v for k, v in record.items() if k != "seconds"} for record in whole.records]
+    loaded = fedhb.load(out, model=mlp(torch.float32))
+    assert same_bits(loaded.state.server, whole.state.server) and same_bits(memories(loaded), memories(whole))
+
+
+# ---- damaged files
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path, position: int = -3) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def newest(out: Path, kind: str) -> Path:
+    """The file of this kind that the newest checkpoint has for itself."""
+    manifest = json.loads((out / "checkpoint/round-000005.json").read_text())
+    names = {
+        "manifest": "round-000005.json",
+        "server": manifest["server"],
+        "memory": next(file for file in manifest["memory"].values() if file.endswith("-000005.safetensors")),
+    }
+    return out / "checkpoint" / names[kind]
+
+
+DAMAGES = {
+    "truncated": truncate,
+    "emptied": lambda path: path.write_bytes(b""),
+    "a flipped bit": flip,
+    "a flipped bit at the front": lambda path: flip(path, 9),
+    "deleted": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["server", "memory", "manifest"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(kind, damage, whole, tmp_path):
+    out = stopped(tmp_path / "run")
+    DAMAGES[damage](newest(out, kind))
+    if kind == "manifest" and damage == "deleted":  # then it was never finished: no reason to warn
+        run = fit(out)
+    else:
+        with pytest.warns(UserWarning, match=r"round-000005\.json is damaged .*falling back"):
+            run = fit(out)
+    assert_same(run, whole, out)
+
+
+MANIFESTS = {
+    "not JSON": lambda m: "{'round': 5}",
+    "a list": lambda m: "[1, 2]",
+    "a number": lambda m: "5",
+    "null": lambda m: "null",
+    "a missing key": lambda m: json.dumps({k: v for k, v in m.items() if k != "server"}),
+    "round as text": lambda m: json.dumps(m | {"round": "five"}),
+    "another round": lambda m: json.dumps(m | {"round": 6}),
+    "files as a list": lambda m: json.dumps(m | {"sha256": list(m["sha256"])}),
+    "memory as a number": lambda m: json.dumps(m | {"memory": 3}),
+    "memory of no client": lambda m: json.dumps(m | {"memory": {"nobody": m["server"]}}),
+    "a server that is not listed": lambda m: json.dumps(m | {"server": "elsewhere"}),
+    "bytes as null": lambda m: json.dumps(m | {"down_bytes": None}),
+    "not text": lambda m: b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("what", MANIFESTS)
+def test_a_manifest_that_makes_no_sense_falls_back(what, whole, tmp_path):
+    out = stopped(tmp_path / "run")
+    path = newest(out, "manifest")
+    content = MANIFESTS[what](json.loads(path.read_text()))
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.warns(UserWarning, match="is damaged"):
+        run = fit(out)
+    assert_same(run, whole, out)
+
+
+@pytest.mark.filterwarnings("ignore:checkpoint round-000005.json is damaged")
+def test_no_single_flipped_bit_goes_unnoticed(tmp_path):
+    """Wherever in the manifest (every third byte is tried): the state is that of round 5, or the checkpoint counts as damaged."""
+    out = stopped(tmp_path / "run")
+    path = newest(out, "manifest")
+    content = path.read_bytes()
+    right, _ = checkpoint.load(out / "checkpoint")
+    before = 0
+    for position in range(0, len(content), 3):
+        flip(path, position)
+        state, _ = checkpoint.load(out / "checkpoint")
+        path.write_bytes(content)
+        before += state.done == 4
+        if state.done != 4:
+            assert (state.done, state.traffic, state.client_rounds) == (5, right.traffic, right.client_rounds)
+            assert state.seconds == right.seconds and same_bits(state.server, right.server)
+            assert state.store.files == right.store.files
+    assert 3 * before > 0.9 * len(re.sub(rb"\s", b"", content))  # white space may change
+
+
+def test_when_every_checkpoint_is_damaged_the_user_is_told(tmp_path):
+    out = stopped(tmp_path / "run")
+    for path in (out / "checkpoint").glob("round-*.safetensors"):
+        flip(path)
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(InputError, match=r"no intact checkpoint in .*another --out"):
+        fit(out)
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(InputError, match="no intact checkpoint"):
+        fedhb.load(out, model=mlp(torch.float32))
+
+
+def test_the_constants_belong_to_every_checkpoint(tmp_path):
+    out = stopped(tmp_path / "run")
+    (constants,) = (out / "checkpoint").glob("constants-*")
+    flip(constants)
+    with pytest.warns(UserWarning, match="constants-.* does not match"), pytest.raises(InputError, match="no intact checkpoint"):
+        fit(out)
+
+
+def test_a_finished_run_whose_last_checkpoint_is_damaged_is_finished_again(whole, tmp_path):
+    out = tmp_path / "run"
+    fit(out)
+    flip(out / f"checkpoint/round-{ROUNDS:06d}.safetensors")
+    with pytest.warns(UserWarning, match="is damaged"):
+        run = fit(out)
+    assert run.state.done == ROUNDS
+    assert_same(run, whole, out)
+
+
+def test_leftovers_of_a_torn_write_are_ignored(whole, tmp_path):
+    out = stopped(tmp_path / "run")
+    for name in ("checkpoint/.round-000006.json.tmp", "checkpoint/memory/.000001-000006.safetensors.tmp", ".rounds.jsonl.tmp"):
+        (out / name).write_bytes(b"half a fi")
+    (out / "checkpoint/round-000006.safetensors").write_bytes(b"arrays whose manifest was never written")
+    assert_same(fit(out), whole, out)
+
+
+@pytest.mark.parametrize("torn", ['{"round": 6, "lo', "{", '{"round": 6}\n{"round": 7, "loss": 1.', "\0\0\0", "\xff"])
+def test_a_line_cut_short_is_forgotten(torn, whole, tmp_path):
+    out = stopped(tmp_path / "run")
+    with (out / "rounds.jsonl").open("ab") as file:
+        file.write(torn.encode("latin-1"))
+    assert [r["round"] for r in fedhb.load(out, model=mlp(torch.float32)).records][:5] == [1, 2, 3, 4, 5]
+    assert_same(fit(out), whole, out)
+
+
+def test_files_no_longer_needed_are_removed(tmp_path):
+    out = tmp_path / "run"
+    fit(out, checkpoint_every=1)
+    names = {p.relative_to(out / "checkpoint").as_posix() for p in (out / "checkpoint").rglob("*") if p.is_file()}
+    kept = {"round-000005", "round-000006"}
+    assert {n for n in names if n.endswith(".json")} == {f"{n}.json" for n in kept}
+    needed = set()
+    for name in kept:
+        needed |= json.loads((out / "checkpoint" / f"{name}.json").read_text())["sha256"].keys()
+    assert names - {f"{n}.json" for n in kept} == needed
+    assert sum(n.startswith("constants-") for n in names) == 1
+    # clients that did not take part in the last rounds keep the file of their own last round
+    assert len({n[-18:] for n in names if n.startswith("memory/")}) > 2
+
+
+# ---- another configuration
+
+OTHERS = {
+    "learning rate": {"lr": 0.05},
+    "rounds": {"rounds": 7},
+    "fraction": {"fraction": 0.4},
+    "seed": {"seed": 4},
+    "algorithm": {"algorithm": fedhb.FedAvg()},
+    "setting": {"algorithm": fedhb.NIW(begin="last", kl_weight=0.5)},
+    "weights": {"model": mlp(torch.float32, seed=1)},
+    "network": {"model": Wrapped(mlp(torch.float32))},
+    "clients": {"clients": clients().select([0, 1, 2, 3, 5])},
+    "scaling": {"clients": clients(standardise=True)},
+    "augmentation": {"clients": replace(clients(), augment="crop-flip")},
+    "head": {"head": ""},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_configuration_is_refused(what, tmp_path):
+    out = stopped(tmp_path / "run", at=2)
+    files = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match=r"another configuration .*resume with the settings .*another --out"):
+        fit(out, **OTHERS[what])
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == files
+
+
+def test_another_likelihood_or_frozen_layer_is_refused(tmp_path):
+    pairs = [(x, x[:, 0]) for x, _ in (clients().train.examples(k) for k in range(6))]
+    real = fedhb.Clients.from_arrays([(x.numpy(), y.numpy()) for x, y in pairs])
+    model = mlp(torch.float32, outputs=1)
+    model.hidden.bias.requires_grad_(False)
+    options = {"clients": real, "model": model, "likelihood": GaussianRegression(noise=1.0)}
+    out = stopped(tmp_path / "run", at=2, **options)
+    with pytest.raises(InputError, match="another configuration"):
+        fit(out, **(options | {"likelihood": GaussianRegression(noise=2.0)}))
+    model.hidden.bias.data += 1.0
+    with pytest.raises(InputError, match="another configuration"):
+        fit(out, **options)
+
+
+def test_what_does_not_change_the_training_may_change(whole, tmp_path):
+    out = stopped(tmp_path / "run")
+    run = fit(out, checkpoint_every=1, personal_epochs=2, personal_lr=0.5)
+    assert_same(run, whole, out)
+
+
+def test_another_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", 99)
+    out = stopped(tmp_path / "run")
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="has format 99"):
+        fit(out)
+
+
+# ---- the process dies
+
+
+def dies_at(out: Path, count: int) -> bool:
+    """Whether a run in a process that is killed at its `count`-th file operation did not reach its end before."""
+
+    def work() -> None:
+        left = count
+
+        def counted(operation: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return operation(*args, **kwargs)
+
+            return wrapper
+
+        for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (RunFolder, "append_round")):
+            setattr(owner, name, counted(getattr(owner, name)))
+        fit(out, checkpoint_every=1, rounds=3)
+
+    process = fork.Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def test_killed_before_any_file_operation(tmp_path):
+    """Between any two of them the folder is in order: resuming gives the numbers of an undisturbed run."""
+    whole = fit(tmp_path / "whole", checkpoint_every=1, rounds=3)
+    count = 1
+    while dies_at(tmp_path / str(count), count):
+        assert_same(fit(tmp_path / str(count), checkpoint_every=1, rounds=3), whole, tmp_path / str(count))
+        count += 2
+    assert count > 40
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_or_interrupted_at_random_moments(how, tmp_path):
+    options = {"checkpoint_every": 2, "rounds": 80}
+    whole = fit(tmp_path / "whole", **options)
+    out, rng = tmp_path / "run", random.Random(0)
+    for _ in range(8):
+        rounds_of_child = fork.Semaphore(0)
+        process = fork.Process(target=fit, args=(out, lambda done: rounds_of_child.release()), kwargs=options)  # noqa: B023
+        process.start()
+        for _ in range(rng.randint(1, 5)):
+            assert rounds_of_child.acquire(timeout=30)
+        time.sleep(rng.uniform(0, 0.02))
+        os.kill(process.pid, how)
+        process.join()
+        assert process.exitcode != 0
+    assert_same(fit(out, **options), whole, out)
+
+
+# ---- two at once
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    out = tmp_path / "run"
+    inside, go_on = fork.Event(), fork.Event()
+    process = fork.Process(target=fit, args=(out, lambda done: (inside.set(), go_on.wait(30))))
+    process.start()
+    try:
+        assert inside.wait(30)
+        with pytest.raises(InputError, match=f"{re.escape(str(out))} is in use by another process"):
+            fit(out)
+        with pytest.raises(InputError, match="already holds a run"):
+            fit(out, resume=False)
+    finally:
+        go_on.set()
+        process.join()
+    assert process.exitcode == 0
+    assert fit(out).state.done == ROUNDS  # free again, and finished
+
+
+def test_the_lock_is_given_back_whatever_happens(tmp_path):
+    out = stopped(tmp_path / "run", at=2)
+    for _ in range(2):
+        with pytest.raises(InputError, match="another configuration"):
+            fit(out, lr=0.05)
+    one = RunFolder(out)
+    one.lock()
+    with pytest.raises(InputError, match="in use"):
+        RunFolder(out).lock()
+    one.unlock()
+    with RunFolder(out).locked():
+        pass
+
+
+# ---- files written whole or not at all
+
+
+@pytest.mark.parametrize("operation", ["os.fsync", "pathlib.Path.replace"])
+def test_a_failed_write_leaves_the_old_content(operation, tmp_path, monkeypatch):
+    path = tmp_path / "new" / "file"
+    write_atomically(path, b"old")
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(operation, fails)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    write_atomically(path, b"newer")
+    assert path.read_bytes() == b"newer" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_content_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """The order that makes it safe: sync the content, rename, sync the folder."""
+    order = []
+    sync, rename = os.fsync, Path.replace
+    monkeypatch.setattr(folder.os, "fsync", lambda handle: (order.append("sync"), sync(handle)))
+    monkeypatch.setattr(Path, "replace", lambda self, target: (order.append("rename"), rename(self, target)))
+    write_atomically(tmp_path / "file", b"content")
+    assert order == ["sync", "rename", "sync"]
+
+
+def test_arrays_of_every_kind_survive(tmp_path):
+    arrays = {
+        "view": torch.arange(12, dtype=torch.float64).view(3, 4).T,
+        "expanded": torch.ones(1).expand(5),
+        "half": torch.arange(6, dtype=torch.float16)[::2],
+        "count": torch.tensor(3),
+        "empty": torch.zeros(0, 4),
+        "flag": torch.tensor([True, False]),
+    }
+    digest = checkpoint.write_arrays(tmp_path / "arrays.safetensors", arrays)
+    assert same_bits(checkpoint._read_checked(tmp_path / "arrays.safetensors", digest), arrays)
+    shared = torch.arange(4.0)
+    digest = checkpoint.write_arrays(tmp_path / "shared.safetensors", {"a": shared, "b": shared[1:]})
+    found = checkpoint._read_checked(tmp_path / "shared.safetensors", digest)
+    np.testing.assert_array_equal(found["b"], [1, 2, 3])

@@ -1,0 +1,420 @@
+"""The front door: fit, predict, personalise, load; and what a run's folder says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedhb
+from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, clients, mlp, seeded
+from fedhb.clients import Clients, Share
+from fedhb.likelihood import GaussianRegression
+
+X = np.random.default_rng(7).normal(size=(9, FEATURES))
+
+
+def fit(model: Any = None, who: Any = None, algorithm: Any = None, **options: Any) -> Any:
+    chosen: dict[str, Any] = {"rounds": 3, "fraction": 0.5, "batch_size": 4, "personal_epochs": 2, "progress": False} | options
+    model = mlp(torch.float32) if model is None else model
+    return fedhb.fit(model, clients() if who is None else who, algorithm, **chosen)
+
+
+# ---- fit, predict, personalise, load
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loaded_run_is_the_run(name, tmp_path):
+    run = fit(None, None, CASES[name], out=tmp_path / "run")
+    again = fedhb.load(tmp_path / "run", model=mlp(torch.float32, seed=5))  # its own weights do not matter
+    assert again.algorithm == run.algorithm and again.result == run.result and again.records == run.records
+    assert again.seed == run.seed and again.personal_plan == run.personal_plan
+    np.testing.assert_array_equal(again.predict(X), run.predict(X))
+    x, y = arrays()[2]
+    mine, mine_again = run.personalise(x, y), again.personalise(x, y)
+    np.testing.assert_array_equal(mine_again.predict(X), mine.predict(X))
+    assert not np.allclose(mine.predict(X), run.predict(X))
+    for p in (run.predict(X), mine.predict(X)):
+        assert p.shape == (9, CLASSES) and (p >= 0).all()
+        np.testing.assert_allclose(p.sum(1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("batch_norm", ["running", "batch"])
+def test_any_network_survives_the_folder(network, batch_norm, tmp_path):
+    make = NETWORKS[network]
+    model = Wrapped(make(torch.float32))
+    run = fit(model, clients(standardise=True), fedhb.NIW(update="full"), out=tmp_path / "run", batch_norm=batch_norm)
+    again = fedhb.load(tmp_path / "run", model=Wrapped(make(torch.float32)))
+    np.testing.assert_array_equal(again.predict(X), run.predict(X))
+    x, y = arrays()[0]
+    np.testing.assert_array_equal(again.personalise(x, y).predict(X), run.personalise(x, y).predict(X))
+
+
+def test_a_frozen_layer_survives_the_folder(tmp_path):
+    def model(seed: int) -> nn.Module:
+        layers = mlp(torch.float32, seed)
+        layers.hidden.weight.requires_grad_(False)
+        return layers
+
+    run = fit(model(0), out=tmp_path / "run")
+    np.testing.assert_array_equal(fedhb.load(tmp_path / "run", model=model(1)).predict(X), run.predict(X))
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import fedhb
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+    def forward(self, x):
+        return self.last(self.first(x).cos())
+
+if len(sys.argv) > 1:
+    folder = sys.argv[1]
+    built_in, own = fedhb.load(folder + "/built-in"), fedhb.load(folder + "/own", model=Mine())
+    x, y, new = (np.load(f"{folder}/{name}.npy") for name in ("x", "y", "new"))
+    np.save(folder + "/found.npy", [r for run in (built_in, own) for r in (run.predict(new), run.personalise(x, y).predict(new))])
+"""
+
+
+def test_a_run_is_loaded_in_another_process(tmp_path):
+    """A built-in network by its folder alone, a module of one's own with the module: the numbers are equal to the last bit."""
+    scope: dict[str, Any] = {"__name__": "script"}
+    exec(SCRIPT.replace("len(sys.argv) > 1", "False"), scope)
+    built_in = fedhb.nets.mlp((FEATURES,), CLASSES, hidden=7)
+    spec = {"name": "mlp", "num_outputs": CLASSES, "options": {"hidden": 7}}
+    runs = [
+        fit(built_in, None, fedhb.Mixture(), out=tmp_path / "built-in", rebuild=spec),
+        fit(scope["Mine"](), None, fedhb.NIW(begin="last"), out=tmp_path / "own"),
+    ]
+    x, y = arrays()[2]
+    for name, value in (("x", x), ("y", y), ("new", X)):
+        np.save(tmp_path / f"{name}.npy", value)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": str(Path(fedhb.__file__).parents[1])}
+    subprocess.run([sys.executable, "-W", "error", "script.py", str(tmp_path)], check=True, cwd=tmp_path, env=environment)
+    found = np.load(tmp_path / "found.npy")
+    expected = [p for run in runs for p in (run.predict(X), run.personalise(x, y).predict(X))]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_personal_model_has_a_folder_of_its_own(tmp_path):
+    from fedhb.api import save_personal
+
+    run = fit(None, None, fedhb.NIW(), out=tmp_path / "run")
+    mine = run.personalise(*arrays()[2])
+    save_personal(tmp_path / "mine", tmp_path / "run", mine)
+    loaded = fedhb.load(tmp_path / "mine", model=mlp(torch.float32, seed=3))
+    np.testing.assert_array_equal(loaded.predict(X), mine.predict(X))
+
+
+def test_the_same_seed_gives_the_same_run_whatever_was_drawn_before():
+    torch.manual_seed(0)
+    first = fit(seed=4)
+    torch.rand(5)
+    state = torch.get_rng_state()
+    second = fit(seed=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(first.predict(X), second.predict(X))
+    assert not np.allclose(first.predict(X), fit(seed=5).predict(X))
+    assert json.dumps(first.result["global"]) == json.dumps(second.result["global"])
+
+
+def test_threads_are_as_they_were():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fit(rounds=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_given_model_is_not_trained():
+    model = mlp(torch.float32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run = fit(model, None, fedhb.FedAvg(), rounds=1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not torch.equal(run.state.server["theta"], run.problem.network.theta)
+
+
+def test_inputs_may_be_arrays_or_tensors_of_any_number_type():
+    run = fit()
+    whole = np.round(10 * X)
+    expected = run.predict(whole.astype(np.float32))
+    for x in (whole, whole.astype(int), torch.tensor(whole), whole.astype(np.float16)):
+        np.testing.assert_array_equal(run.predict(x), expected)
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("fedhb.evaluation.evaluate"), "BLOCK", 2)
+
+
+def test_many_inputs_are_predicted_block_by_block(monkeypatch):
+    run = fit(None, None, fedhb.NIW(num_samples=3))
+    whole = run.predict(X)
+    small_blocks(monkeypatch)
+    np.testing.assert_allclose(run.predict(X), whole, rtol=1e-6)
+
+
+def test_batch_statistics_are_those_of_all_inputs_given(monkeypatch):
+    run = fit(NETWORKS["batch norm"](torch.float32), None, fedhb.FedAvg(), batch_norm="batch")
+    whole = run.predict(X)
+    small_blocks(monkeypatch)
+    np.testing.assert_array_equal(run.predict(X), whole)
+
+
+def test_personalisation_is_reproducible_and_depends_on_its_settings():
+    run, (x, y) = fit(), arrays()[2]
+    first = run.personalise(x, y).predict(X)
+    np.testing.assert_array_equal(run.personalise(x, y).predict(X), first)
+    assert not np.allclose(run.personalise(x, y, epochs=9).predict(X), first)
+    assert not np.allclose(run.personalise(x, y, lr=0.5).predict(X), first)
+    assert not np.array_equal(run.personalise(x, y, client=3).predict(X), first)  # other minibatches
+
+
+@pytest.mark.parametrize("name", ["niw", "mixture", "fedavg", "fedprox", "fedbabu"])
+def test_every_algorithm_learns_and_personalises(name):
+    """Three classes with means far apart, of which some clients name two the other way round: chance is a third."""
+    rng = np.random.default_rng(0)
+    means = 3.0 * rng.normal(size=(CLASSES, FEATURES))
+
+    def pair(k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.integers(0, CLASSES, n)
+        swapped = np.array([1, 0, 2]) if k == 0 else np.arange(3)
+        return means[y] + rng.normal(size=(n, FEATURES)), swapped[y]
+
+    train, test = ([pair(k, 30) for k in range(6)] for _ in range(2))
+    who = Clients.from_arrays(train, test)
+    algorithm = fedhb.algorithms.build(name, {"kl_weight": 0.01} if name in ("niw", "mixture") else {})
+    options = {"rounds": 20, "fraction": 1.0, "batch_size": 10, "personal_lr": 0.1, "personal_epochs": 20}
+    with seeded():
+        model = fedhb.nets.mlp((FEATURES,), CLASSES, hidden=32)
+    result = fit(model, who, algorithm, **options).result
+    assert result["global"]["accuracy"] > 0.75 and result["personalised"]["accuracy"] > 0.85
+    odd = result["per_client"]
+    assert odd["global_accuracy"][0] < 0.6 < 0.75 < odd["personalised_accuracy"][0]
+
+
+# ---- regression
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedhb.Mixture(update="full"),
+        # in 62 dimensions the default prior is as wide as the weights: its samples would spread more than the noise
+        fedhb.NIW(update="full", prior_scale=0.1, num_samples=20, p_do=1.0),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_regression_from_end_to_end(algorithm, tmp_path):
+    """A bent line with noise whose size depends on x: the intervals hold nine targets in ten, and the noise is found."""
+
+    def pair(k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng([k, n])
+        x = rng.uniform(-2, 2, size=(n, 1))
+        return x, 50 + 10 * np.abs(x[:, 0]) + (1 + (x[:, 0] > 0)) * rng.normal(size=n)
+
+    who = Clients.from_arrays([pair(k, 150) for k in range(8)], [pair(k, 100) for k in range(8)], standardise=True)
+    with seeded():
+        model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 2))
+    options = {"rounds": 40, "fraction": 0.5, "batch_size": 25, "lr": 0.01, "local_epochs": 2}
+    run = fit(model, who, algorithm, out=tmp_path / "run", **options)
+    for task in ("global", "personalised"):
+        metrics = run.result[task]
+        assert list(metrics) == ["rmse", "nll", "coverage"]
+        assert metrics["rmse"] < 2.0  # the noise alone is 1.6, the targets' own deviation 6
+        assert abs(metrics["coverage"] - 0.9) < 0.05
+        assert metrics["nll"] < 2.1  # 1.8 for the true model
+    assert list(run.result["per_client"])[-2:] == ["global_rmse", "personalised_rmse"]
+    prediction = run.predict(np.array([[-1.0], [1.0]]))
+    assert prediction.shape == (2, 2, 1)
+    np.testing.assert_allclose(prediction[:, 0, 0], [60, 60], atol=1.5)
+    assert np.sqrt(prediction[1, 1, 0]) > 1.3 * np.sqrt(prediction[0, 1, 0])
+    again = fedhb.load(tmp_path / "run", model=model)
+    assert isinstance(again.problem.likelihood, GaussianRegression)
+    np.testing.assert_array_equal(again.predict(np.zeros((3, 1))), run.predict(np.zeros((3, 1))))
+    mine = run.personalise(*pair(99, 40))
+    assert mine.predict(np.zeros((3, 1))).shape == (3, 2, 1)
+
+
+def test_regression_does_not_depend_on_the_units_of_the_targets():
+    who = [(x, x[:, 0] + 0.1 * x[:, 1]) for x, _ in arrays([30] * 4)]
+    # powers of two: float32 targets are scaled without rounding
+    other = [(x, 1024.0 * y) for x, y in who]
+    one, two = (fit(mlp(torch.float32, outputs=2), Clients.from_arrays(pairs), fedhb.NIW()) for pairs in (who, other))
+    np.testing.assert_allclose(two.predict(X)[:, 0], 1024 * one.predict(X)[:, 0], rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(two.predict(X)[:, 1], 1024**2 * one.predict(X)[:, 1], rtol=1e-3)
+
+
+def test_several_targets_and_fixed_noise():
+    who = Clients.from_arrays([(x, x[:, :2]) for x, _ in arrays([30] * 4)])
+    run = fit(mlp(torch.float32, outputs=2), who)
+    assert run.problem.likelihood.num_targets == 2 and run.problem.likelihood.noise is not None
+    assert run.predict(X).shape == (9, 2, 2)
+    assert run.personalise(X, X[:, :2]).predict(X).shape == (9, 2, 2)
+
+
+# ---- what is evaluated
+
+
+def test_holdout_clients_are_evaluated_and_never_trained_on():
+    known, novel = clients().hold_out(2, seed=0)
+    run = fit(None, known, fedhb.NIW(begin="last"), holdout=novel, fraction=1.0)
+    assert set(run.result["holdout"]) >= {"global", "personalised"}
+    assert len(run.result["holdout"]["per_client"]["global_accuracy"]) == 2
+    assert len(run.result["per_client"]["global_accuracy"]) == 4
+    assert set(run.state.store.memories) == set(known.ids.tolist())
+    spoiled = replace(novel, train=replace(novel.train, x=novel.train.x + 5), test=replace(novel.test, x=novel.test.x + 5))
+    other = fit(None, known, fedhb.NIW(begin="last"), holdout=spoiled, fraction=1.0)
+    assert torch.equal(other.state.server["m0"], run.state.server["m0"])
+    assert other.result["global"] == run.result["global"] and other.result["holdout"] != run.result["holdout"]
+    assert fit(None, known).result["holdout"] is None
+
+
+def test_the_numbers_are_means_over_clients():
+    run = fit()
+    for task in ("global", "personalised"):
+        assert run.result[task]["accuracy"] == pytest.approx(np.mean(run.result["per_client"][f"{task}_accuracy"]))
+    p = run.predict(np.concatenate([x for x, _ in arrays([3] * 6, seed=1)]))
+    right = p.argmax(1) == np.concatenate([y for _, y in arrays([3] * 6, seed=1)])
+    np.testing.assert_allclose(right.reshape(6, 3).mean(1), run.result["per_client"]["global_accuracy"])
+
+
+def test_validation_numbers_never_touch_a_test_example(monkeypatch):
+    """Test inputs that are NaN and labels out of range would show in any number they enter; nothing even gathers them."""
+    who = clients([9] * 6).with_validation(0.3, seed=0)
+    clean = fit(None, who, evaluate_on="validation")
+    poison = Share(torch.full_like(who.test.x, math.nan), torch.full_like(who.test.y, 10**6), who.test.rows, who.test.offsets)
+    gather = Share.examples
+
+    def watched(self: Share, k: int) -> Any:
+        assert not torch.isnan(self.x).any(), "a test example was read"
+        return gather(self, k)
+
+    monkeypatch.setattr(Share, "examples", watched)
+    run = fit(None, replace(who, test=poison), evaluate_on="validation", holdout=replace(who, test=poison))
+    assert run.result["split"] == "validation"
+    for key in ("global", "personalised", "per_client"):
+        assert run.result[key] == clean.result[key]
+    with pytest.raises(AssertionError, match="a test example was read"):
+        fit(None, replace(who, test=poison), evaluate_on="test")
+
+
+def test_validation_examples_are_not_trained_on():
+    who = clients([9] * 6).with_validation(0.3, seed=0)
+    first = fit(None, who, evaluate_on="validation")
+    held = who.validation.rows
+    spoiled = who.train.x.clone()
+    spoiled[held] += 100.0
+    other = replace(who, train=replace(who.train, x=spoiled), validation=replace(who.validation, x=spoiled))
+    second = fit(None, other, evaluate_on="validation")
+    assert torch.equal(first.state.server["m0"], second.state.server["m0"])
+    assert first.result["global"] != second.result["global"]
+
+
+def test_no_evaluation(tmp_path):
+    result = fit(evaluate_on=None, out=tmp_path / "run").result
+    assert result["global"] is None and result["personalised"] is None and result["per_client"] is None
+    without = Clients.from_arrays(arrays(), num_classes=CLASSES)
+    assert fit(None, without).result["global"] is None
+
+
+# ---- the folder
+
+
+def test_the_result_has_the_keys_that_were_promised(tmp_path):
+    known, novel = clients().hold_out(2, seed=0)
+    run = fit(None, known, holdout=novel, out=tmp_path / "run", seed=5)
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result == run.result
+    promised = {"algorithm", "dataset", "seed", "rounds", "global", "personalised", "holdout", "per_client", "communication"}
+    assert set(result) == promised | {"data", "seconds", "split"}
+    assert (result["algorithm"], result["dataset"], result["seed"], result["rounds"]) == ("niw", "arrays", 5, 3)
+    for metrics in (result["global"], result["personalised"], result["holdout"]["global"], result["holdout"]["personalised"]):
+        assert list(metrics) == ["accuracy", "nll", "brier", "ece"]
+        assert all(0 <= metrics[key] <= 1 for key in ("accuracy", "ece")) and metrics["nll"] > 0
+    assert result["per_client"].keys() == {"client", "global_accuracy", "personalised_accuracy"}
+    assert result["per_client"]["client"] == known.ids.tolist()
+    assert set(result["communication"]) == {"down_bytes", "up_bytes", "per_client_round"}
+    assert all(value >= 0 for value in result["seconds"].values())
+
+
+def test_a_folder_holds_what_was_promised(tmp_path):
+    out = tmp_path / "run"
+    run = fit(None, None, fedhb.Mixture(), out=out)
+    assert {p.name for p in out.iterdir()} - {".lock"} == {
+        "settings.toml",
+        "problem.json",
+        "rounds.jsonl",
+        "result.json",
+        "checkpoint",
+    }
+    settings = tomllib.loads((out / "settings.toml").read_text())
+    assert settings["rounds"] == 3 and settings["mixture"]["num_prototypes"] == 2
+    assert torch.__version__ in (out / "settings.toml").read_text()
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert lines == run.records and [line["round"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert {"round", "lr", "clients", "loss", "score", "down_bytes", "up_bytes", "seconds"} <= line.keys()
+    assert {p.suffix for p in (out / "checkpoint").rglob("*") if p.is_file()} == {".json", ".safetensors"}
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fit()
+    assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_from_arrays_to_a_prediction():
+    """The README's way: one (x, y) pair per client, images as they are stored."""
+    rng = np.random.default_rng(0)
+    pairs = [(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8), rng.integers(0, 4, 6)) for _ in range(3)]
+    who = Clients.from_arrays(pairs, pairs, num_classes=4, standardise=True, ids=[7, 3, 5])
+    run = fit(fedhb.nets.convnet((1, 8, 8), 4), who, fedhb.NIW(begin="last"), fraction=1.0)
+    assert run.predict(pairs[0][0]).shape == (6, 4)
+    assert sorted(run.state.store.memories) == [3, 5, 7]
+    assert run.personalise(*pairs[0]).predict(pairs[0][0]).shape == (6, 4)
+
+
+def test_callbacks_are_told_of_every_round():
+    told: list[Any] = []
+
+    class Note:
+        def on_start(self, done: int, rounds: int) -> None:
+            told.append(("start", done, rounds))
+
+        def on_round(self, record: dict[str, Any], state: Any) -> None:
+            record["mine"] = 2 * record["round"]
+            told.append(("round", record["round"], state.done))
+
+        def on_end(self) -> None:
+            told.append("end")
+
+    run = fit(callbacks=[Note()])
+    assert told == [("start", 0, 3), ("round", 1, 1), ("round", 2, 2), ("round", 3, 3), "end"]
+    assert [record["mine"] for record in run.records] == [2, 4, 6]
+
+
+def test_progress_is_shown_on_the_error_stream(capfd):
+    fit(progress=True)
+    captured = capfd.readouterr()
+    assert captured.out == "" and "niw seed 0: round 3/3" in captured.err

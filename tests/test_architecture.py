@@ -1,0 +1,200 @@
+"""The shape of the code: imports point one way, algorithms know nothing of engines or files, nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedhb
+
+ROOT = Path(fedhb.__file__).parent
+FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
+
+LAYERS = (
+    ("errors", "seeding", "values"),
+    ("data",),
+    ("clients",),
+    ("partition",),
+    ("nets", "network"),
+    ("likelihood",),
+    ("distributions",),
+    ("algorithms",),
+    ("updates",),
+    ("engine",),
+    ("evaluation",),
+    ("settings", "models", "run", "progress"),
+    ("api",),
+    ("experiment",),
+    ("cli", "__main__"),
+)
+"""A part imports from its own layer and those above it in this list (which run first), never from one below."""
+
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def part(file: str) -> str:
+    return file.split("/")[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that is imported anywhere in a file, also inside functions: (dotted name, line)."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno}: relative import"
+            assert node.module is not None
+            if node.module == "fedhb":  # from fedhb import data: the names are modules
+                yield from ((f"fedhb.{alias.name}", node.lineno) for alias in node.names)
+            else:
+                yield node.module, node.lineno
+
+
+def test_every_part_has_a_layer():
+    assert {part(file) for file in FILES} - {"__init__"} == set(LEVEL)
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file != "__init__.py"])
+def test_imports_point_one_way(file):
+    own = part(file)
+    for module, line in imports(FILES[file]):
+        if module.startswith("fedhb."):
+            other = module.split(".")[1]
+            if other == "__version__":
+                continue
+            assert LEVEL[other] <= LEVEL[own], f"{file}:{line} imports {module}, which lies below it"
+
+
+def test_the_check_sees_imports(tmp_path):
+    """The parser of this file finds imports of every form."""
+    path = tmp_path / "module.py"
+    path.write_text("import os.path\nfrom fedhb import cli, data\ndef f():\n    from fedhb.engine import loop\n")
+    assert sorted(name for name, _ in imports(path)) == ["fedhb.cli", "fedhb.data", "fedhb.engine", "os.path"]
+
+
+def test_no_cycles_between_modules():
+    """Within a layer too: the modules of the package can be put in an order."""
+    names = {"fedhb." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): file for file in FILES}
+    top = {name: [n for n in top_level(FILES[file]) if n in names] for name, file in names.items() if file != "__init__.py"}
+    done: set[str] = set()
+    while len(done) < len(top):
+        ready = [name for name, needs in top.items() if name not in done and done >= set(needs) - {name}]
+        assert ready, f"a cycle among {sorted(set(top) - done)}"
+        done.update(ready)
+
+
+def top_level(path: Path) -> list[str]:
+    """The modules of the package that are imported when this one is, not later inside a function or for types alone."""
+    found = []
+    for node in tree(path).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "fedhb":
+            found += [f"fedhb.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedhb."):
+            # `from fedhb.engine import loop` imports a module, `from fedhb.engine.loop import run` a name of one
+            found += [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
+    return found
+
+
+ALGORITHM_FILES = [file for file in FILES if file.startswith("algorithms/")]
+ALIEN = {
+    "engine",
+    "evaluation",
+    "settings",
+    "api",
+    "cli",
+    "experiment",
+    "run",
+    "models",
+    "progress",
+    "updates",
+    "partition",
+    "data",
+}
+OUTSIDE = {
+    "os",
+    "pathlib",
+    "io",
+    "logging",
+    "sys",
+    "json",
+    "shutil",
+    "tempfile",
+    "socket",
+    "multiprocessing",
+    "rich",
+    "safetensors",
+}
+
+
+@pytest.mark.parametrize("file", ALGORITHM_FILES)
+def test_algorithms_know_nothing_of_engines_files_devices_or_logging(file):
+    for module, line in imports(FILES[file]):
+        first, *rest = module.split(".")
+        assert first not in OUTSIDE, f"{file}:{line} imports {module}"
+        assert first != "fedhb" or not rest or rest[0] not in ALIEN, f"{file}:{line} imports {module}"
+    for node in ast.walk(tree(FILES[file])):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"open", "print", "input"}, f"{file}:{node.lineno}"
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in {"cuda", "is_available", "manual_seed", "set_num_threads"}, f"{file}:{node.lineno}"
+
+
+def test_distributions_know_nothing_of_federated_learning():
+    words = {"client", "clients", "server", "round", "rounds", "cohort", "federation"}
+    for node in ast.walk(tree(ROOT / "distributions.py")):
+        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else None
+        assert name not in words, f"distributions.py:{getattr(node, 'lineno', 0)}: {name}"
+    assert {m for m, _ in imports(ROOT / "distributions.py") if m.startswith("fedhb.")} <= {"fedhb.errors"}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nothing_is_ever_unpickled(file):
+    for module, line in imports(FILES[file]):
+        assert module.split(".")[0] not in {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}, f"{file}:{line}"
+    for node in ast.walk(tree(FILES[file])):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        assert called not in {"torch.load", "torch.save", "eval", "exec"}, f"{file}:{node.lineno}: {called}"
+        for keyword in node.keywords:
+            if keyword.arg == "allow_pickle":
+                assert isinstance(keyword.value, ast.Constant) and keyword.value.value is False, f"{file}:{node.lineno}"
+        if called in {"np.load", "numpy.load"}:
+            assert any(keyword.arg == "allow_pickle" for keyword in node.keywords), f"{file}:{node.lineno}"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_stay_short(file):
+    limit = 250 if file in ALGORITHM_FILES else 400
+    lines = len(FILES[file].read_text(encoding="utf-8").splitlines())
+    assert lines <= limit, f"{file} has {lines} lines, {limit} are allowed: split it"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nobody_touches_the_global_random_state(file):
+    """Seeding torch's global generator is allowed only where it is put back (fork_rng); numpy's and Python's never."""
+    for node in ast.walk(tree(FILES[file])):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in {"np.random.seed", "numpy.random.seed", "random.seed"}, f"{file}:{node.lineno}"
+            if called == "torch.manual_seed":
+                guarded = [
+                    w
+                    for w in ast.walk(tree(FILES[file]))
+                    if isinstance(w, ast.With)
+                    and w.lineno < node.lineno <= (w.end_lineno or 0)
+                    and "fork_rng" in ast.unparse(w.items[0])
+                ]
+                assert guarded, f"{file}:{node.lineno}: torch.manual_seed without fork_rng"
+
+
+def test_public_names_exist():
+    for name in fedhb.__all__:
+        assert getattr(fedhb, name) is not None

@@ -1,0 +1,235 @@
+"""The command line's contract: its files, its exit codes, and messages that name the value and the remedy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fedhb.engine.loop
+from fedhb import cli
+from fedhb.settings import Settings
+
+SMALL = ["--num-clients", "10", "--shards-per-client", "3", "--fraction", "0.5", "--rounds", "4", "--checkpoint-every", "2"]
+SMALL += ["--set", "model.hidden=16", "--batch-size", "20", "--personal-epochs", "1"]
+RESULT_KEYS = {"algorithm", "dataset", "seed", "rounds", "split", "global", "personalised", "holdout", "per_client"}
+RESULT_KEYS |= {"communication", "data", "seconds"}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command in an empty folder: (exit code, what it printed)."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedhb", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, " ".join((printed.out + printed.err).split())
+
+    return command
+
+
+def test_train_writes_what_the_design_says(run, tmp_path):
+    code, printed = run("train", *SMALL, "--algorithm", "fedavg", "--seed", 7, "--out", "x", "--holdout-clients", 2)
+    assert code == 0
+    assert "novel clients" in printed
+    result = json.loads((tmp_path / "x/result.json").read_text())
+    assert set(result) == RESULT_KEYS
+    assert (result["algorithm"], result["dataset"], result["seed"], result["rounds"]) == ("fedavg", "digits", 7, 4)
+    assert set(result["global"]) == {"accuracy", "nll", "brier", "ece"} == set(result["holdout"]["personalised"])
+    assert len(result["per_client"]["global_accuracy"]) == 8
+    assert result["global"]["accuracy"] == pytest.approx(np.mean(result["per_client"]["global_accuracy"]))
+    lines = (tmp_path / "x/rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
+    assert Settings.resolve(tmp_path / "x/settings.toml", {}).seed == 7
+    assert not list((tmp_path / "x").rglob("*.pkl"))
+
+
+def test_flags_override_the_file_and_the_resolved_file_gives_the_same_run(run, tmp_path):
+    (tmp_path / "s.toml").write_text('algorithm = "niw"\nrounds = 99\nseed = 3\n[niw]\nkl_weight = 0.01\n')
+    assert run("train", "s.toml", *SMALL, "--out", "a")[0] == 0
+    assert run("train", "a/settings.toml", "--out", "b")[0] == 0
+    a, b = (json.loads((tmp_path / name / "result.json").read_text()) for name in "ab")
+    assert a["rounds"] == 4
+    assert a["global"] == b["global"] and a["personalised"] == b["personalised"]
+    assert json.loads((tmp_path / "a/problem.json").read_text())["algorithm"]["settings"]["kl_weight"] == 0.01
+
+
+def test_an_output_folder_that_holds_a_run_is_refused_then_resumed(run, tmp_path):
+    assert run("train", *SMALL, "--out", "x", "--resume")[0] == 0  # nothing there: it starts
+    before = (tmp_path / "x/result.json").read_bytes()
+    code, printed = run("train", *SMALL, "--out", "x")
+    assert code == 2 and "x already holds a run" in printed and "--resume" in printed
+    code, printed = run("train", *SMALL, "--out", "x", "--resume")
+    assert code == 0 and "finished already" in printed
+    code, printed = run("train", *SMALL, "--out", "x", "--resume", "--lr", "0.2")
+    assert code == 2 and "another configuration" in printed
+    assert (tmp_path / "x/result.json").read_bytes() == before
+
+
+def test_ctrl_c_exits_130_says_how_to_go_on_and_loses_nothing(run, tmp_path, monkeypatch):
+    assert run("train", *SMALL, "--out", "whole")[0] == 0
+    real, calls = fedhb.engine.loop.one_round, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(fedhb.engine.loop, "one_round", interrupted)
+    code, printed = run("train", *SMALL, "--out", "x")
+    assert code == 130 and "--resume" in printed
+    monkeypatch.setattr(fedhb.engine.loop, "one_round", real)
+    assert run("train", *SMALL, "--out", "x", "--resume")[0] == 0
+    whole, resumed = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "x"))
+    assert whole["global"] == resumed["global"] and whole["personalised"] == resumed["personalised"]
+    assert [json.loads(line)["round"] for line in (tmp_path / "x/rounds.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_compare_predict_personalise(run, tmp_path):
+    code, printed = run("compare", *SMALL, "--algorithms", "niw,fedbabu", "--seeds", "0,1", "--out", "c")
+    assert code == 0
+    for word in ("niw", "fedbabu", "global accuracy", "personalised ece", "±"):
+        assert word.split()[0] in printed
+    rows = json.loads((tmp_path / "c/comparison.json").read_text())["rows"]
+    mine = [json.loads((tmp_path / f"c/niw-seed{s}/result.json").read_text())["global"]["accuracy"] for s in (0, 1)]
+    assert rows[0]["global"]["accuracy"] == {"mean": pytest.approx(np.mean(mine)), "std": pytest.approx(np.std(mine, ddof=1))}
+    code, printed = run("compare", *SMALL, "--algorithms", "niw,fedbabu", "--seeds", "0,1", "--out", "c")
+    assert code == 2 and "--resume" in printed
+
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 17, (30, 1, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "mine.npz", x=x, y=rng.integers(0, 10, 30), split=np.arange(30) % 3 == 0)
+    assert run("predict", "c/niw-seed0", "x.npy")[0] == 0
+    saved = np.load(tmp_path / "x.predictions.npz")
+    assert saved["probabilities"].shape == (30, 10) and saved["entropy"].shape == (30,)
+    assert np.allclose(saved["probabilities"].sum(1), 1, atol=1e-5)
+    code, printed = run("personalise", "c/niw-seed0", "--data", "mine.npz", "--out", "me")
+    assert code == 0 and "20 examples" in printed and "10 test examples" in printed
+    assert run("predict", "me", "x.npy", "--out", "me.npz")[0] == 0
+    assert not np.allclose(np.load(tmp_path / "me.npz")["probabilities"], saved["probabilities"])
+    code, printed = run("personalise", "me", "--data", "mine.npz")
+    assert code == 2 and "personalised model already" in printed
+
+
+def test_lists(run):
+    code, printed = run("algorithms")
+    assert code == 0 and all(
+        word in printed for word in ("niw", "mixture", "fedavg", "fedprox", "fedbabu", "kl_weight", "sigma2")
+    )
+    code, printed = run("data")
+    assert code == 0 and "digits" in printed and "fedhb data get" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "niw.kl_wait=1"], ["niw", "'kl_wait'", "did you mean 'kl_weight'"]),
+        (["--set", "nope.x=1"], ["'nope'", "choose from"]),
+        (["--set", "niw"], ["TABLE.KEY=VALUE"]),
+        (["--set", "niw.dof=half"], ["niw.dof='half'", "full or per_coordinate"]),
+        (["--algorithm", "nwi"], ["'nwi'", "did you mean 'niw'"]),
+        (["--dataset", "digit"], ["'digit'", "digits"]),
+        (["--fraction", "1.5"], ["fraction=1.5"]),
+        (["--rounds", "0"], ["rounds=0"]),
+        (["--lr", "-1"], ["lr=-1"]),
+        (["--num-clients", "100000"], ["100000"]),
+        (["--holdout-clients", "10"], ["holdout_clients=10"]),
+        (["--partition", "dirichlet", "--alpha", "0"], ["alpha=0"]),
+        (["--model", "nowhere:factory"], ["'nowhere:factory'", "pkg.mod:factory"]),
+        (["--model", "mobilenet"], ["'mobilenet'", "does not take these options", "'hidden'"]),
+        (["--model", "convnot"], ["'convnot'", "convnet", "pkg.mod:factory"]),
+        (["--evaluate-on", "validation"], ["validation"]),
+        (["--data", "missing.npz"], ["missing.npz"]),
+        (["missing.toml"], ["missing.toml"]),
+    ],
+)
+def test_bad_input_exits_2_and_writes_nothing(run, tmp_path, arguments, says):
+    code, printed = run("train", *SMALL, "--out", "x", *arguments)
+    assert code == 2
+    for word in says:
+        assert word in printed
+    assert "Traceback" not in printed
+    assert not (tmp_path / "x").exists()
+
+
+def test_unknown_keys_in_a_file_are_errors(run, tmp_path):
+    (tmp_path / "s.toml").write_text("learning_rate = 0.1\n")
+    code, printed = run("train", "s.toml")
+    assert code == 2 and "'learning_rate'" in printed
+    (tmp_path / "s.toml").write_text("[[[")
+    code, printed = run("train", "s.toml")
+    assert code == 2 and "not a TOML file" in printed
+
+
+def test_bad_data_files(run, tmp_path, monkeypatch):
+    x = np.zeros((20, 3), np.float32)
+    x[7, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", x=x, y=np.arange(20) % 2)
+    code, printed = run("train", "--data", "nan.npz", "--out", "x")
+    assert code == 2 and "row 7" in printed
+    np.savez(tmp_path / "label.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) - 1)
+    code, printed = run("train", "--data", "label.npz", "--out", "x")
+    assert code == 2 and "-1" in printed
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "nan.npz").read_bytes()[:100])
+    code, printed = run("train", "--data", "cut.npz", "--out", "x")
+    assert code == 2 and "cut.npz" in printed
+
+    monkeypatch.setenv("FEDHB_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, printed = run("train", "--dataset", "mnist", "--out", "x")
+    assert code == 2 and "train-images-idx3-ubyte" in printed and "fedhb data get mnist" in printed
+    folder = tmp_path / "nowhere/mnist"
+    folder.mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (folder / f"{name}-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x03\0\0\0\x05"))
+    code, printed = run("train", "--dataset", "mnist", "--out", "x")
+    assert code == 2 and "train-images" in printed
+    assert not (tmp_path / "x").exists()
+
+
+def test_divergence_is_a_failure(run, tmp_path):
+    code, printed = run("train", *SMALL, "--algorithm", "fedavg", "--lr", "1e30", "--out", "x")
+    assert code == 1 and "lower the learning rate" in printed
+
+
+def test_a_users_own_model_and_regression(run, tmp_path):
+    (tmp_path / "mymodel.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, n, out, width):\n"
+        "        super().__init__()\n"
+        "        self.a, self.b = nn.Linear(n, width), nn.Linear(width, out)\n"
+        "    def forward(self, x):\n"
+        "        return self.b(self.a(x).tanh())\n"
+        "def factory(shape, outputs, width=8):\n"
+        "    return Net(shape[0], outputs, width)\n"
+    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    np.savez(tmp_path / "t.npz", x=x, y=x.sum(1) + 100.0, client=np.arange(120) % 6)
+    flags = ["--data", "t.npz", "--model", "mymodel:factory", "--rounds", "3", "--fraction", "0.5", "--lr", "0.01"]
+    assert run("train", *flags, "--set", "model.width=4", "--out", "x")[0] == 0
+    result = json.loads((tmp_path / "x/result.json").read_text())
+    assert set(result["global"]) == {"rmse", "nll", "coverage"}
+    np.save(tmp_path / "in.npy", x[:5])
+    assert run("predict", "x", "in.npy")[0] == 0
+    saved = np.load(tmp_path / "in.predictions.npz")
+    assert saved["mean"].shape == (5, 1) and (saved["deviation"] > 0).all()
+    np.save(tmp_path / "wrong.npy", x[:5, :2])
+    code, printed = run("predict", "x", "wrong.npy")
+    assert code == 2 and "(5, 2)" in printed and "[n, 3]" in printed
+
+
+def test_the_installed_command():
+    """As a user starts it: a fresh interpreter."""
+    ended = subprocess.run([sys.executable, "-m", "fedhb", "algorithms"], capture_output=True, text=True, check=True)
+    assert "niw" in ended.stdout

@@ -1,0 +1,255 @@
+"""Settings: what is written is read back, what is misspelt is named, and every bound holds on both sides."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedhb import settings as module
+from fedhb.algorithms import ALGORITHMS, build
+from fedhb.engine.schedule import SCHEDULES
+from fedhb.errors import InputError
+from fedhb.settings import Settings
+
+NAMES = [f.name for f in dataclasses.fields(Settings) if f.name != "options"]
+
+# ---- a round trip
+
+at_least_one, not_negative = st.integers(1, 10**20), st.integers(0, 10**20)
+positive = st.floats(0, exclude_min=True, allow_infinity=False)
+share = st.floats(0, 1, exclude_max=True)
+values = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.lists(st.one_of(st.integers(), st.text(max_size=5))),
+)
+fields = {
+    **dict.fromkeys(("dataset", "data", "model", "head", "device"), st.text()),
+    **dict.fromkeys(
+        ("num_clients", "rounds", "local_epochs", "batch_size", "personal_epochs", "checkpoint_every", "shards_per_client"),
+        at_least_one,
+    ),
+    **dict.fromkeys(("holdout_clients", "workers", "seed"), not_negative),
+    **dict.fromkeys(("lr", "personal_lr", "alpha"), positive),
+    **dict.fromkeys(("momentum", "validation", "server_share"), share),
+    "fraction": st.floats(0, 1, exclude_min=True),
+    "algorithm": st.sampled_from(module.ALGORITHMS),
+    "partition": st.sampled_from(("", *module.PARTITIONS)),
+    "schedule": st.sampled_from(module.SCHEDULES),
+    "batch_norm": st.sampled_from(("running", "batch")),
+    "evaluate_on": st.just("test"),
+    "options": st.dictionaries(
+        st.sampled_from((*module.ALGORITHMS, "model")),
+        st.dictionaries(st.text(max_size=8).filter(lambda key: key != "name"), values, max_size=3),
+        max_size=3,
+    ),
+}
+
+
+def read_back(settings, folder):
+    path = folder / "settings.toml"
+    path.write_bytes(settings.to_toml({"fedhb": "1", "torch": "2"}).encode())
+    return Settings.resolve(path, {})
+
+
+@given(st.fixed_dictionaries({}, optional=fields))
+def test_what_is_written_is_read_back(tmp_path_factory, given_values):
+    settings = Settings(**given_values)
+    assert read_back(settings, tmp_path_factory.getbasetemp()) == settings
+
+
+def test_the_strategy_covers_every_setting():
+    assert set(fields) == {*NAMES, "options"}
+
+
+def test_the_model_has_a_name_and_options(tmp_path):
+    settings = Settings(model="mobilenet", options={"model": {"width": 0.25}})
+    assert read_back(settings, tmp_path) == settings
+    path = tmp_path / "mine.toml"
+    path.write_text('[model]\nname = "mlp"\nhidden = 64\n')
+    assert Settings.resolve(path, {}) == Settings(model="mlp", options={"model": {"hidden": 64}})
+    assert Settings.resolve(path, {"model": "convnet"}, ["model.hidden=8"]) == Settings(
+        model="convnet", options={"model": {"hidden": 8}}
+    )
+
+
+def test_names_that_settings_repeat_are_the_registries():
+    # the command line reads them from settings.py, so that `fedhb --help` does not wait for torch
+    assert tuple(ALGORITHMS) == module.ALGORITHMS
+    assert SCHEDULES == module.SCHEDULES
+
+
+# ---- where values come from
+
+
+def write(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_then_file_then_flags_then_set(tmp_path):
+    path = write(tmp_path, "rounds = 7\nlr = 0.5\nseed = 3\n[niw]\nkl_weight = 0.1\nbegin = 'last'\n")
+    settings = Settings.resolve(path, {"lr": 0.25, "seed": None}, ["niw.kl_weight=0.01", "mixture.num_prototypes=3"])
+    assert (settings.rounds, settings.lr, settings.seed, settings.batch_size) == (7, 0.25, 3, 50)
+    assert settings.options == {"niw": {"kl_weight": 0.01, "begin": "last"}, "mixture": {"num_prototypes": 3}}
+    assert Settings.resolve(None, {}) == Settings()
+
+
+def test_values_may_come_as_text():
+    settings = Settings.resolve(None, {"rounds": "12", "lr": "1e-3", "dataset": "mnist"})
+    assert (settings.rounds, settings.lr, settings.dataset) == (12, 1e-3, "mnist")
+    assert Settings.resolve(None, {"rounds": 12.0}).rounds == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("niw.kl_weight=0.001", 0.001),
+        ("niw.kl_weight = 1e-3", 0.001),
+        ("niw.num_samples=3", 3),
+        ("niw.begin=last", "last"),
+        ("niw.begin='last'", "last"),
+        ('niw.begin="a = b"', "a = b"),
+        ("niw.begin=a=b", "a=b"),
+        ("niw.shrink=true", True),
+        ("niw.begin=", ""),
+        ("niw.list=[1, 2]", [1, 2]),
+    ],
+)
+def test_set_reads_toml_values_or_text(text, value):
+    (found,) = Settings.resolve(None, {}, [text]).options["niw"].values()
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["niw.kl_weight", "kl_weight=1", "niw.=1", "=1", "niw=1", ""])
+def test_set_needs_table_key_and_value(text):
+    with pytest.raises(InputError, match=r"write TABLE\.KEY=VALUE"):
+        Settings.resolve(None, {}, [text])
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("round = 3", "unknown setting 'round' .did you mean 'rounds'"),
+        ("[nwi]\nkl_weight = 1", "unknown table 'nwi' .did you mean 'niw'"),
+        ("algorithm = 'fedag'", "algorithm='fedag' .did you mean 'fedavg'"),
+        ("partition = 'shard'", "partition='shard' .did you mean 'shards'"),
+        ("schedule = 'stepp'", "schedule='stepp' .did you mean 'step'"),
+        ("options = 3", "unknown setting 'options'"),
+        ("rounds = 'many'", "rounds='many' is not a value like 100"),
+        ("rounds = 1.5", "rounds=1.5 is not a value like 100"),
+        ("rounds = inf", "rounds=inf is not a value like 100"),
+        ("rounds = true", "rounds=True is not a value like 100"),
+        ("lr = true", "lr=True is not a value like 0.1"),
+        ("lr = [0.1]", "lr=.0.1. is not a value like 0.1"),
+        ("rounds 3", "not a TOML file"),
+        ("model = 3\n[model]\nhidden = 3", "not a TOML file"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused(tmp_path, text, says):
+    with pytest.raises(InputError, match=says):
+        Settings.resolve(write(tmp_path, text), {})
+
+
+def test_a_file_that_is_none_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"absent\.toml"):
+        Settings.resolve(tmp_path / "absent.toml", {})
+    path = tmp_path / "bytes.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="not a TOML file"):
+        Settings.resolve(path, {})
+
+
+def test_a_flag_or_a_table_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="unknown setting 'learning_rate'"):
+        Settings.resolve(None, {"learning_rate": 1})
+    with pytest.raises(InputError, match=r"unknown table 'fedporx' .did you mean 'fedprox'"):
+        Settings.resolve(None, {}, ["fedporx.mu=1"])
+
+
+def test_a_value_that_a_file_cannot_hold_is_refused():
+    with pytest.raises(InputError, match=r"model\.when=1979-05-27"):
+        Settings.resolve(None, {}, ["model.when=1979-05-27"])
+
+
+INFINITY = math.inf
+BOUNDS = {
+    **{name: ([1, 10**9], [0, -1]) for name in ("num_clients", "rounds", "local_epochs", "batch_size")},
+    **{name: ([1, 10**9], [0, -1]) for name in ("personal_epochs", "checkpoint_every", "shards_per_client")},
+    **{name: ([1e-12, 1e12], [0.0, -1e-12, INFINITY, math.nan]) for name in ("lr", "personal_lr", "alpha")},
+    **{name: ([0, 10**9], [-1]) for name in ("holdout_clients", "workers", "seed")},
+    "momentum": ([0.0, 0.999], [1.0, -0.001, math.nan]),
+    "validation": ([0.0, 0.999], [1.0, -0.001, math.nan]),
+    "server_share": ([0.0, 0.999], [1.0, -0.001, math.nan]),
+    "fraction": ([1e-9, 1.0], [0.0, -0.1, 1.001, math.nan]),
+    "algorithm": (module.ALGORITHMS, ["", "NIW"]),
+    "partition": (("", *module.PARTITIONS), ["other"]),
+    "schedule": (module.SCHEDULES, [""]),
+    "batch_norm": (["running", "batch"], ["", "none"]),
+    "evaluate_on": (["test"], ["train", ""]),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds(name):
+    good, bad = BOUNDS[name]
+    for value in good:
+        assert getattr(Settings(**{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(InputError, match=f"{name}="):
+            Settings(**{name: value})
+
+
+def test_validation_numbers_need_a_validation_split():
+    with pytest.raises(InputError, match="needs a validation split"):
+        Settings(evaluate_on="validation")
+    assert Settings(evaluate_on="validation", validation=0.1).evaluate_on == "validation"
+
+
+# ---- an algorithm's own settings
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("fedag", {}, "unknown algorithm 'fedag' .did you mean 'fedavg'"),
+        ("niw", {"kl_wieght": 1}, "niw has no setting 'kl_wieght' .did you mean 'kl_weight'"),
+        ("niw", {"kl_weight": "much"}, "niw.kl_weight='much' is not a value like"),
+        ("niw", {"begin": "first"}, "niw.begin='first': choose global or last"),
+        ("niw", {"update": "head"}, "niw.update='head': choose body or full"),
+        ("niw", {"dof": "half"}, "niw.dof='half'"),
+        ("niw", {"precision": "median"}, "niw.precision='median'"),
+        ("niw", {"p_do": 1.5}, "niw.p_do=1.5: give a number of at least 0.0 and at most 1.0"),
+        ("niw", {"p_do": -0.1}, "niw.p_do=-0.1"),
+        ("niw", {"p_do": math.nan}, "niw.p_do=nan"),
+        ("niw", {"lambda0": -1}, "niw.lambda0=-1.0"),
+        ("niw", {"prior_scale": 0}, "niw.prior_scale=0.0: give a positive number"),
+        ("niw", {"num_samples": -1}, "niw.num_samples=-1"),
+        ("niw", {"num_samples": 1.5}, "niw.num_samples=1.5"),
+        ("niw", {"kl_weight": -1}, "niw.kl_weight=-1.0"),
+        ("mixture", {"num_prototypes": 0}, "mixture.num_prototypes=0"),
+        ("mixture", {"sigma2": 0}, "mixture.sigma2=0.0"),
+        ("mixture", {"shrink": "perhaps"}, "mixture.shrink='perhaps' is not true or false"),
+        ("fedprox", {"mu": -0.5}, "fedprox.mu=-0.5"),
+        ("fedavg", {"weighted": 2}, "fedavg.weighted=2 is not true or false"),
+    ],
+)
+def test_an_algorithms_settings_are_checked(name, options, says):
+    with pytest.raises(InputError, match=says):
+        build(name, options)
+
+
+def test_an_algorithms_settings_are_taken():
+    algorithm = build("mixture", {"num_prototypes": "3", "shrink": "false", "sigma2": 1, "begin": "last"})
+    assert (algorithm.num_prototypes, algorithm.shrink, algorithm.sigma2, algorithm.begin) == (3, False, 1.0, "last")
+    assert build("niw", {"p_do": 1, "lambda0": 0, "num_samples": 0}).p_do == 1.0
