@@ -80,16 +80,16 @@ def arrays(sizes=SIZES, seed: int = 0, classes: int = CLASSES) -> list[tuple[np.
 
 
 def clients(sizes=SIZES, test: int = 3, **options: Any) -> Clients:
-    """Clients of these sizes, with `test` test examples each."""
-    return Clients.from_arrays(arrays(sizes), arrays([test] * len(sizes), seed=1), num_classes=CLASSES, **options)
+    """Clients of these sizes, with `test` test examples each, and inputs that the server holds."""
+    who = Clients.from_arrays(arrays(sizes), arrays([test] * len(sizes), seed=1), num_classes=CLASSES, **options)
+    return replace(who, server_inputs=torch.from_numpy(arrays([8], seed=5)[0][0]).float())
 
 
 def problem(model: nn.Module | None = None, who: Clients | None = None, **options: Any) -> Problem:
     """A problem in float64 unless the model says otherwise."""
     who = clients() if who is None else who
     network = Network(mlp() if model is None else model, scaling=who.scaling, **options)
-    server_inputs = torch.from_numpy(arrays([8], seed=5)[0][0]).float()
-    return Problem(network, Categorical(CLASSES), Federation(len(who), who.num_examples, CLASSES, server_inputs))
+    return Problem(network, Categorical(CLASSES), Federation(len(who), who.num_examples, CLASSES, who.server_inputs))
 
 
 def plan(algorithm: Any, **changes: Any) -> Plan:
@@ -107,6 +107,7 @@ def cases() -> dict[str, Any]:
             found[f"{name}-last"] = build(name, {"begin": "last"})
     # prototypes far enough apart for the clients to have different ones
     found["mixture-three"] = Mixture(num_prototypes=3, noise=0.3, update="full", begin="last")
+    found["ensemble-preset"] = build("ensemble", {"mode": "preset", "num_models": 3, "update": "full"})
     found["niw-dropout"] = fedhb.NIW(p_do=0.7, num_samples=2)
     return found
 

@@ -20,6 +20,7 @@ from torch import nn
 
 import fedhb
 from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, clients, mlp, seeded
+from fedhb.algorithms import Plan
 from fedhb.clients import Clients, Share
 from fedhb.likelihood import GaussianRegression
 
@@ -393,6 +394,29 @@ def test_from_arrays_to_a_prediction():
     assert run.predict(pairs[0][0]).shape == (6, 4)
     assert sorted(run.state.store.memories) == [3, 5, 7]
     assert run.personalise(*pairs[0]).predict(pairs[0][0]).shape == (6, 4)
+
+
+def test_clients_train_and_personalise_as_they_were_told():
+    plans: dict[str, list[Any]] = {"train": [], "personalise": []}
+
+    class Spy(fedhb.FedBABU):
+        def local_update(self, problem: Any, received: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
+            plans["train"].append(plan)
+            return super().local_update(problem, received, clients, memory, plan, rng)
+
+        def personalise(self, problem: Any, server: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
+            plans["personalise"].append(plan)
+            return super().personalise(problem, server, clients, memory, plan, rng)
+
+    options = {"lr": 0.2, "momentum": 0.5, "local_epochs": 2, "batch_size": 3, "personal_lr": 0.01, "personal_epochs": 4}
+    run = fit(None, None, Spy(), rounds=8, **options)
+    rates = [0.2] * 4 + [0.02] * 2 + [0.002] * 2
+    assert [plan.lr for plan in plans["train"]] == pytest.approx(rates) == [record["lr"] for record in run.records]
+    assert {(p.epochs, p.batch_size, p.momentum, p.train_head) for p in plans["train"]} == {(2, 3, 0.5, False)}
+    assert set(plans["personalise"]) == {Plan(4, 3, 0.01, 0.5, True)}
+    plans["train"].clear()
+    fit(None, None, Spy(update="full"), rounds=1)
+    assert all(plan.train_head for plan in plans["train"])
 
 
 def test_callbacks_are_told_of_every_round():

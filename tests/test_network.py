@@ -193,13 +193,16 @@ def test_constants_bring_back_vectors_and_frozen_tensors():
     module.offset.requires_grad_(False)
     module.offset.data += 3.0
     trained = Network(module)
-    fresh = two_heads()
+    fresh = TwoHeads().double()  # other weights
     fresh.offset.requires_grad_(False)
     network = Network(fresh)
     network.restore(trained.constants())
     weights, x = perturbed(trained, 1), normal(1, 5, 4)
     assert torch.equal(network.outputs(weights, x), trained.outputs(weights, x))
     assert torch.equal(network.theta, trained.theta) and torch.equal(network.head, trained.head)
+    ours, theirs = network.gate(2), trained.gate(2)
+    assert torch.equal(ours.head, theirs.head) and torch.equal(ours.theta, theirs.theta)
+    assert torch.equal(ours.buffers, theirs.buffers)
     with pytest.raises(InputError, match="same architecture and head"):
         Network(mlp()).restore(trained.constants())
 

@@ -167,10 +167,10 @@ def niw_kl(q: NIW, p: NIW) -> Tensor:
         sides = f"{q.dof} [{q.m0.numel()}] and {p.dof} [{p.m0.numel()}]"
         raise InputError(f"a divergence needs two NIWs with the same dof and size, not {sides}")
     d = q.m0.shape[0]
-    V0 = q.V0.double()
-    ratio = p.V0.double() / V0
-    scatter = p.l0 * q.n0 * (p.m0.double() - q.m0.double()).square() / V0
-    coordinates = (q.n0 * (ratio - 1) - p.n0 * ratio.log() + scatter).sum() / 2
+    ratio = p.V0 / q.V0
+    scatter = (p.m0 - q.m0).square() / q.V0
+    sums = [term.sum(dtype=torch.float64) for term in (ratio - 1, ratio.log(), scatter)]
+    coordinates = (q.n0 * sums[0] - p.n0 * sums[1] + p.l0 * q.n0 * sums[2]) / 2
     scalars = d / 2 * (p.l0 / q.l0 - 1 - math.log(p.l0 / q.l0))
     return coordinates + scalars + q.copies * _sum_gamma_divergence(q.n0, p.n0, q.dim)
 
@@ -253,8 +253,13 @@ def log_mixture(m: Tensor, r: Tensor, sigma2: float) -> Tensor:
     Returns:
         float64 [..., K].
     """
-    distances = [torch.linalg.vector_norm(m - r_j, dim=-1, dtype=torch.float64) for r_j in r]
-    return torch.stack(distances, dim=-1).square() / (-2 * sigma2)
+    distances = []
+    for r_j in r:
+        squares = (m - r_j).square().sum(dim=-1, dtype=torch.float64)
+        if not torch.isfinite(squares).all():  # float32 squares overflow beyond 1e19
+            squares = (m.double() - r_j.double()).square().sum(dim=-1)
+        distances.append(squares)
+    return torch.stack(distances, dim=-1) / (-2 * sigma2)
 
 
 def responsibilities(m: Tensor, r: Tensor, sigma2: float) -> Tensor:

@@ -254,6 +254,7 @@ OTHERS = {
     "scaling": {"clients": clients(standardise=True)},
     "augmentation": {"clients": replace(clients(), augment="crop-flip")},
     "head": {"head": ""},
+    "server inputs": {"clients": replace(clients(), server_inputs=torch.ones(5, 4))},
 }
 
 

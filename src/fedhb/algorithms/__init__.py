@@ -7,16 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedhb.algorithms.base import Algorithm, Arrays, Federation, Personalised, Plan, Problem
+from fedhb.algorithms.centralised import Centralised
+from fedhb.algorithms.ensemble import Ensemble
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.fedbabu import FedBABU
+from fedhb.algorithms.fedem import FedEM
 from fedhb.algorithms.fedprox import FedProx
 from fedhb.algorithms.hierarchical import Hierarchical
+from fedhb.algorithms.local_only import LocalOnly
 from fedhb.algorithms.mixture import Mixture
 from fedhb.algorithms.niw import NIW
 from fedhb.errors import InputError
 from fedhb.values import convert, did_you_mean
 
-ALGORITHMS: dict[str, type[Any]] = {cls.name: cls for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU)}
+ALGORITHMS: dict[str, type[Any]] = {
+    cls.name: cls for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU, FedEM, Ensemble, Centralised, LocalOnly)
+}
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
@@ -39,15 +45,18 @@ def check(algorithm: Any) -> Any:
         "begin": ("global", "last", "nearest") if algorithm.name == "mixture" else ("global", "last"),
         "dof": ("full", "per_coordinate"),
         "precision": ("mode", "mean"),
+        "mode": ("preset", "ensemble"),
+        "shuffle": ("client", "pooled"),
     }
     bounds = {
         "p_do": (0.0, 1.0),
         "kl_weight": (0.0, None),
         "lambda0": (0.0, None),
         "mu": (0.0, None),
+        "noise": (0.0, None),
         "num_samples": (0, None),
     }
-    positive = ("prior_scale", "sigma2", "num_prototypes")
+    positive = ("prior_scale", "sigma2", "num_prototypes", "num_learners", "num_models", "pi_steps")
     for field in dataclasses.fields(algorithm):
         key, value = f"{algorithm.name}.{field.name}", getattr(algorithm, field.name)
         if field.name in choices and value not in choices[field.name]:
@@ -67,11 +76,15 @@ __all__ = [
     "NIW",
     "Algorithm",
     "Arrays",
+    "Centralised",
+    "Ensemble",
     "FedAvg",
     "FedBABU",
+    "FedEM",
     "FedProx",
     "Federation",
     "Hierarchical",
+    "LocalOnly",
     "Mixture",
     "Personalised",
     "Plan",

@@ -65,6 +65,8 @@ class Algorithm(Protocol):
     name: ClassVar[str]
     pools: ClassVar[bool]
     """Whether the cohort is one client: its data are pooled (centralised training)."""
+    sends: ClassVar[bool]
+    """Whether anything travels between server and clients; where not, what they exchange is not counted as sent."""
     each: ClassVar[tuple[str, ...]]
     """The keys of `broadcast` that differ between clients and so have a leading client axis [C, ...]."""
 
@@ -189,6 +191,7 @@ class Stateless:
 
     name: ClassVar[str] = ""
     pools: ClassVar[bool] = False
+    sends: ClassVar[bool] = True
     each: ClassVar[tuple[str, ...]] = ()
     update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
 

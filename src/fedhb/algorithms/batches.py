@@ -23,6 +23,7 @@ class Batch:
         active: which clients take this step: a slice (the first A) or their positions [A].
         x: inputs [A, B, ...], as stored.
         y: targets [A, B, ...].
+        held: where each example lies among all that the clients hold, a position in `clients.train.rows` [A, B].
         counts: the true number of examples of each client; what lies behind is padding.
         valid: 1 for examples, 0 for padding [A, B]; None where nothing is padded.
         generators: the randomness of each client's training, besides the order of its examples.
@@ -32,6 +33,7 @@ class Batch:
     active: slice | Tensor
     x: Tensor
     y: Tensor
+    held: Tensor
     counts: Sequence[int]
     valid: Tensor | None
     generators: Sequence[torch.Generator]
@@ -53,28 +55,28 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
     orders, generators = [rng(i, "order") for i in ids], [rng(i, "noise") for i in ids]
     device = clients.train.x.device
     width = plan.batch_size
-    bounds = [_bounds(n, width, merge_single) for n in sizes]
+    bounds, offsets = [_bounds(n, width, merge_single) for n in sizes], clients.train.offsets.tolist()
     for epoch in range(plan.epochs):
-        rows = [
-            clients.train.rows_of(k)[torch.randperm(n, generator=g)] for k, (n, g) in enumerate(zip(sizes, orders, strict=True))
-        ]
+        shuffled = [offsets[k] + torch.randperm(n, generator=g) for k, (n, g) in enumerate(zip(sizes, orders, strict=True))]
         for s in range(max(len(b) for b in bounds)):
             positions = [k for k, b in enumerate(bounds) if s < len(b)]
-            parts = [rows[k][slice(*bounds[k][s])] for k in positions]
+            parts = [shuffled[k][slice(*bounds[k][s])] for k in positions]
             counts = [len(p) for p in parts]
             most = max(counts)
             full = min(counts) == most
             # padding repeats the first example: any finite input will do, its weight is zero
-            index = torch.stack(parts if full else [torch.cat([p, p[:1].expand(most - len(p))]) for p in parts])
+            held = torch.stack(parts if full else [torch.cat([p, p[:1].expand(most - len(p))]) for p in parts])
+            index = clients.train.rows[held].to(device)
             valid = None if full else (torch.arange(most) < torch.tensor(counts).unsqueeze(1)).to(torch.float32).to(device)
             own = [generators[k] for k in positions]
-            x = clients.train.x[index.to(device)]
+            x = clients.train.x[index]
             if clients.augment:
                 x = crop_and_flip(x, own, counts)
             yield Batch(
                 active=slice(0, len(positions)) if positions == list(range(len(positions))) else torch.tensor(positions),
                 x=x,
-                y=clients.train.y[index.to(device)],
+                y=clients.train.y[index],
+                held=held.to(device),
                 counts=counts,
                 valid=valid,
                 generators=own,

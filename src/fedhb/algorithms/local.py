@@ -74,13 +74,25 @@ class Sgd:
         self._loss, self._score, self._examples = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)
 
     def step(self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None) -> None:
-        """One step of every active client on its batch.
+        """One step of every active client on its batch; the arguments are those of `gradients`."""
+        self.gradients(batch, likelihood, y, example_weights)
+        self._theta.step(batch.active)
+        if self._head is not None:
+            self._head.step(batch.active)
+
+    def gradients(
+        self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of the active clients' mean losses at their weights; nothing moves but the buffers of batch norm.
 
         Args:
             batch: inputs, targets, and who is active.
             likelihood: gives the loss of each example.
             y: targets to use instead of the batch's.
             example_weights: multiplies the loss of each example [A, B].
+
+        Returns:
+            For theta [A, d], and for the head [A, h] where it is trained; both are written anew by the next call.
         """
         y = batch.y if y is None else y
         active = batch.active
@@ -115,12 +127,9 @@ class Sgd:
         self.network.value_and_grad(part, batch.x, loss, gradient, head_gradient, counts=batch.counts, seeds=seeds)
         flat[dropped] = kept
         gradient.view(-1)[dropped] = 0.0
-
-        self._theta.step(active)
-        if self._head is not None:
-            self._head.step(active)
         if not isinstance(active, slice):
             self.weights.buffers[active] = part.buffers
+        return gradient, head_gradient
 
     def _dropped(self, batch: Batch) -> Tensor:
         """Coordinates into the flattened [A, d] that this batch's dropout masks set to zero: the thinned m."""
@@ -199,16 +208,19 @@ def train(
     pull: Pull | None = None,
     head_pull: Pull | None = None,
     p_do: float = 1.0,
+    example_weights: Tensor | None = None,
     beside: Callable[[Batch, Tensor], None] | None = None,
 ) -> tuple[Weights, dict[str, Tensor]]:
     """Train C clients from `start` by `plan`; `beside(batch, m)` is called with every batch and the clients' current m.
+
+    `example_weights` multiplies the loss of each example that the clients hold, in the order of `clients.train.rows`.
 
     Returns:
         The weights found, and the clients' reports.
     """
     solver = Sgd(network, start, plan, pull=pull, head_pull=head_pull, p_do=p_do)
     for batch in batches(clients, plan, rng, merge_single=network.has_batch_norm):
-        solver.step(batch, likelihood)
+        solver.step(batch, likelihood, example_weights=None if example_weights is None else example_weights[batch.held])
         if beside is not None:
             beside(batch, solver.weights.theta[batch.active])
     return solver.weights, solver.report() | {"examples": clients.sizes.double()}

@@ -67,7 +67,7 @@ class NIW(Hierarchical):
 
     def prior(self, problem: Problem) -> distributions.NIW:
         """p(phi)."""
-        zero = torch.zeros(problem.network.num_params, dtype=torch.float64)
+        zero = problem.network.theta.new_zeros(()).expand(problem.network.num_params)
         return distributions.NIW(
             zero,
             torch.full_like(zero, self.prior_scale**2),
@@ -100,12 +100,12 @@ class NIW(Hierarchical):
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)."""
         precision = self._precision(problem, received)
-        return torch.stack([0.5 * (row - received["m0"]).square_().mul_(precision).sum(dtype=torch.float64) for row in m])
+        return 0.5 * torch.mv((m - received["m0"]).square(), precision).double()
 
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
         """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* the covariance that `kl` measures distances in."""
-        precision = self._precision(problem, received).double() / self.p_do
-        return 0.5 * (self.eps**2 * precision.sum() - precision.log_().sum())
+        precision = self._precision(problem, received) / self.p_do
+        return 0.5 * (self.eps**2 * precision.sum(dtype=torch.float64) - precision.log_().sum(dtype=torch.float64))
 
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""

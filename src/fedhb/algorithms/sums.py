@@ -26,7 +26,7 @@ REPORTS = ("loss", "score", "kl")
 
 
 def differences(found: Tensor, reference: Tensor, weight: Tensor) -> Tensor:
-    """sum_i weight_i (found_i - reference) in float64, one client at a time: found [C, k], reference [k], weight [C] -> [k]."""
+    """sum_i weight_i (found_i - reference) in float64, one client at a time: found [C, ...], weight [C] -> [...]."""
     reference = reference.double()
     total = torch.zeros_like(reference)
     for row, w in zip(found, weight.tolist(), strict=True):
@@ -67,5 +67,8 @@ def add(total: Arrays | None, part: Arrays) -> Arrays:
 
 
 def num_bytes(arrays: Mapping[str, Tensor]) -> int:
-    """The bytes of the vectors that are sent. The few numbers reported beside them (loss, KL, examples) are not counted."""
-    return sum(a.numel() * a.element_size() for key, a in arrays.items() if key not in (*REPORTS, "examples"))
+    """The bytes of the vectors that are sent.
+
+    The few numbers reported beside them (loss, KL, examples) are not counted, nor a client's group, which the server knows.
+    """
+    return sum(a.numel() * a.element_size() for key, a in arrays.items() if key not in (*REPORTS, "examples", "group"))

@@ -53,6 +53,8 @@ class InProcess:
             admit(found, answering, rng.round)
             self.store.put(ids, memory)
             total = add(total, self.algorithm.summarise(self.problem, received, found, rng))
+            if not self.algorithm.sends:
+                continue
             common = {key: value for key, value in received.items() if key not in self.algorithm.each}
             own = {key: value for key, value in received.items() if key in self.algorithm.each}
             traffic.down += num_bytes(common) * len(ids) + num_bytes(own)

@@ -80,6 +80,8 @@ def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients
     digest.update(json.dumps(about, sort_keys=True, default=str).encode())
     share = clients.train
     tensors = [*network.constants().values(), network.scaling.mean, network.scaling.std, share.rows, share.offsets, share.y]
+    if clients.server_inputs is not None:
+        tensors.append(clients.server_inputs)
     for tensor in tensors if clients.files else [*tensors, share.x]:
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()

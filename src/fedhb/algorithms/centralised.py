@@ -1,0 +1,65 @@
+"""Centralised training (the last column of the paper's tab:cifar_more_k): no federation, the examples lie in one place.
+
+    each round, for the participants i in an order drawn anew                        shuffle="client"
+        theta <- tau epochs of SGD on D_i from theta
+    or theta <- tau epochs of SGD on all participants' examples, shuffled together   shuffle="pooled"
+
+The momentum runs through the round, from zero in every round like everybody's. Prediction: the network. Personalisation:
+fine-tuning of body and head, as FedAvg's. With one participant both orders are FedAvg.
+Sent: no models. The participants' data would move instead; that is not counted: zero bytes down and up.
+
+There is no reference code. The paper says that the batches come from the participants of the federated setting, and that
+training then fails where clients have few classes and tau is large: so "client" stays with a client for its tau epochs (if
+clients took turns epoch by epoch, tau epochs would be little else than tau rounds). It is biased towards whoever comes last,
+and towards small clients, whose batches are smaller. "pooled" is what "centralised" usually means: SGD on all the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+
+from fedhb.algorithms.base import Arrays, Plan, Problem, start_weights
+from fedhb.algorithms.batches import batches
+from fedhb.algorithms.fedavg import FedAvg
+from fedhb.algorithms.local import Sgd
+from fedhb.clients import Clients
+from fedhb.seeding import SERVER, Randomness
+
+
+@dataclass(frozen=True)
+class Centralised(FedAvg):
+    """SGD on the participants' data. The cohort is one client, so what the server averages is one answer: the result as it is."""
+
+    name: ClassVar[str] = "centralised"
+    pools: ClassVar[bool] = True
+    sends: ClassVar[bool] = False
+    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
+    weighted: ClassVar[bool] = True  # type: ignore[misc]  # no setting here: there is nothing to weigh
+    shuffle: str = field(
+        default="client",
+        metadata={"help": "a batch is of one client, clients in turn, or of all participants' examples: client or pooled"},
+    )
+
+    def local_update(
+        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> tuple[Arrays, Arrays]:
+        """One theta [1, d], trained on all participants one after another."""
+        solver = Sgd(problem.network, start_weights(problem, received["theta"], received, 1), plan)
+        for part in self.turns(clients, rng):
+            for batch in batches(part, plan, rng, merge_single=problem.network.has_batch_norm):
+                solver.step(batch, problem.likelihood)
+        found = {key: getattr(solver.weights, key) for key in received}
+        return found | solver.report() | {"examples": clients.sizes.double().sum(0, keepdim=True)}, memory
+
+    def turns(self, clients: Clients, rng: Randomness) -> list[Clients]:
+        """The participants, one by one in the round's order, or all as one client. Either way the order given does not matter."""
+        clients = clients.select(clients.ids.argsort().tolist())
+        if self.shuffle == "pooled":
+            # one client with everybody's rows, which draws its randomness as the first of them does
+            share = replace(clients.train, offsets=clients.train.offsets[[0, -1]])
+            return [Clients(ids=clients.ids[:1], train=share, num_classes=clients.num_classes, augment=clients.augment)]
+        order = torch.randperm(len(clients), generator=rng(SERVER, "turns"))
+        return [clients.select([k]) for k in order.tolist()]

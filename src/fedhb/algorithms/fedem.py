@@ -1,0 +1,161 @@
+"""FedEM (Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021).
+
+Every client's data are a mixture of M common distributions, p(y | x, i) = sum_k pi_ik p(y | x, theta_k): the learners theta_k
+are shared, the weights pi_i are the client's own. Each round, the clients i in the cohort receive all theta_k and take
+
+    E:  q(k | x, y) <- pi_ik p(y | x, theta_k) / sum_l pi_il p(y | x, theta_l)      for all examples (x, y) of D_i
+    M:  pi_ik       <- mean of q(k | x, y) over D_i
+        theta_ik    <- tau epochs of SGD on q(k | x, y) (-log p(y | x, theta)) from theta_k
+    theta_k <- sum_i |D_i| theta_ik / sum_i |D_i|                                   on the server, for each k
+
+Clients remember pi_i, which is uniform before their first round. Global prediction: sum_k pi_k p(y | x, theta_k) with the
+client's own pi; for a client that never took part, and where no client is named, with the mean pi (by size) of the last
+round's clients, which gives no weight to a learner that nobody uses. Personalisation: pi by E-steps with the learners fixed, and
+then (`tune`) M-steps on them with the head trained too. The authors leave the learners of new clients as they are
+(tune=False); the tables this library is compared with fine-tune the weights of every method, so that is the default.
+Sent: M d down, M d and the M numbers pi_i up.
+
+From the authors' code it differs in this: the mean is over the round's participants (there over all clients, idle ones counted
+with the old learners, which damps each round by the fraction); momentum begins anew each round (there it outlives the weights
+it belongs to); the M learners of a client see the same minibatches; learners begin as learners.py says, not from M seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem, mixture_prediction, start_weights
+from fedhb.algorithms.fedavg import FedAvg
+from fedhb.algorithms.learners import different_starts, one, side_by_side
+from fedhb.algorithms.local import train
+from fedhb.clients import Clients
+from fedhb.errors import InputError
+from fedhb.network import Weights
+from fedhb.seeding import Randomness
+
+BLOCK = 512
+"""Examples whose likelihood is found at once, but for networks that normalise with the batch: those see a client's data whole."""
+
+
+@dataclass(frozen=True)
+class FedEM(FedAvg):
+    """A mixture of shared learners with each client's own weights."""
+
+    name: ClassVar[str] = "fedem"
+    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
+    num_learners: int = field(default=3, metadata={"help": "M, the shared networks"})
+    noise: float = field(
+        default=0.0,
+        metadata={"help": "learners begin at the initial network plus noise of this deviation; 0: as different networks"},
+    )
+    pi_steps: int = field(default=10, metadata={"help": "E-steps by which personalisation finds a client's weights"})
+    tune: bool = field(default=True, metadata={"help": "personalisation trains the learners too, else the weights alone"})
+
+    def start(self, problem: Problem, rng: Randomness) -> Arrays:
+        """M different networks (equal ones would stay equal), and uniform pi."""
+        M, network = self.num_learners, problem.network
+        starts = different_starts(problem, M, self.update, self.noise, rng)
+        if any(all(torch.equal(starts[key][k], starts[key][l]) for key in starts) for k, l in combinations(range(M), 2)):
+            raise InputError(
+                "the learners would all begin alike, and so stay: give fedem.noise a small value such as 0.01, "
+                "or an initial network whose weights are not constant"
+            )
+        return starts | {"pi": torch.full((M,), 1.0 / M, dtype=network.dtype, device=network.device)}
+
+    def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
+        """The learners."""
+        return {key: value for key, value in server.items() if key != "pi"}
+
+    def remember(self, problem: Problem, clients: Clients) -> Arrays:
+        """Uniform pi; `seen` is 0 before a client's first round."""
+        M, network = self.num_learners, problem.network
+        pi = torch.full((len(clients), M), 1.0 / M, dtype=network.dtype, device=network.device)
+        return {"pi": pi, "seen": torch.zeros_like(pi[:, :1])}
+
+    def e_step(self, problem: Problem, received: Arrays, clients: Clients, pi: Tensor, steps: int = 1) -> tuple[Tensor, Tensor]:
+        """q(k | x, y) [M, held] of all examples, client after client, and the mean of each client's, pi [C, M]."""
+        learners, pi = start_weights(problem, received["theta"], received, self.num_learners), pi.to(received["theta"])
+        every_q, every_pi = [], []
+        for c, own in enumerate(pi.double()):
+            loss = losses(problem, learners, *clients.train.examples(c))
+            for _ in range(steps):
+                q = (own.log().unsqueeze(1) - loss).softmax(0)
+                own = q.mean(1)
+            every_q.append(q)
+            every_pi.append(own)
+        return torch.cat(every_q, dim=1).to(pi.dtype), torch.stack(every_pi).to(pi.dtype)
+
+    def m_step(
+        self, problem: Problem, received: Arrays, clients: Clients, q: Tensor, plan: Plan, rng: Randomness
+    ) -> tuple[Weights, Arrays]:
+        """theta_ik, heads and buffers [C, M, ...], and each learner's loss and score [C, M]."""
+        found, reports = [], []
+        for k in range(self.num_learners):
+            mine = one(received, k)
+            start = start_weights(problem, mine["theta"], mine, len(clients))
+            trained = train(problem.network, problem.likelihood, start, clients, plan, rng, example_weights=q[k])
+            found.append(trained[0])
+            reports.append(trained[1])
+        return side_by_side(found), {key: torch.stack([r[key] for r in reports], dim=1) for key in ("loss", "score")}
+
+    def local_update(
+        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> tuple[Arrays, Arrays]:
+        """One E-step and one M-step; the client reports the mean of its learners' losses and scores under pi."""
+        q, pi = self.e_step(problem, received, clients, memory["pi"])
+        weights, each = self.m_step(problem, received, clients, q, plan, rng)
+        reports = {key: (pi.double() * value).sum(1) for key, value in each.items()}
+        found = {key: getattr(weights, key) for key in received} | reports
+        memory = {"pi": pi.clone(), "seen": torch.ones_like(memory["seen"])}
+        return found | {"pi": pi, "examples": clients.sizes.double()}, memory
+
+    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+        """The sums of FedAvg for each learner, and sum_i w_i pi_i."""
+        weight = found["examples"] if self.weighted else torch.ones_like(found["examples"])
+        return super().summarise(problem, received, found, rng) | {"pi": (weight.unsqueeze(1) * found["pi"].double()).sum(0)}
+
+    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+        """The mean of each learner, and of pi."""
+        pi = summary["pi"] / summary["weight"]
+        return super().aggregate(problem, server, summary, rng) | {"pi": pi.to(server["pi"].dtype)}
+
+    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
+        """The mean pi of the round's clients, and the effective number of learners exp(entropy)."""
+        pi = summary["pi"] / summary["weight"]
+        entropy = -(pi * pi.clamp_min(1e-300).log()).sum()
+        return {"pi": pi.tolist(), "effective_learners": entropy.exp().item()}
+
+    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+        """sum_k pi_k p(y | x, theta_k), mixed as probabilities; pi is the client's own where its memory [1, ...] is given."""
+        pi = memory["pi"][0] if memory and memory["seen"][0] else server["pi"]
+        learners = start_weights(problem, server["theta"], server, self.num_learners)
+        return mixture_prediction(problem, learners, pi.to(server["pi"]).unsqueeze(1).expand(-1, len(x)), x)
+
+    def personalise(
+        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> Personalised:
+        """pi by E-steps from the client's own, or uniform; then the M-step of the client update with the head trained too."""
+        received = self.broadcast(server, clients.ids.tolist())
+        q, pi = self.e_step(problem, received, clients, memory["pi"], self.pi_steps)
+        if self.tune:
+            weights, _ = self.m_step(problem, received, clients, q, plan, rng)
+        else:
+            learners = [one(received, k) for k in range(self.num_learners)]
+            weights = side_by_side([start_weights(problem, mine["theta"], mine, len(clients)) for mine in learners])
+        return Personalised(problem, weights.theta, weights.head, weights.buffers, pi)
+
+
+def losses(problem: Problem, learners: Weights, x: Tensor, y: Tensor) -> Tensor:
+    """-log p(y | x, theta_k) of n examples under M learners, [M, n] in float64."""
+    count, whole = len(learners.theta), problem.network.has_batch_norm and problem.network.batch_norm == "batch"
+    found = []
+    for a, b in zip(*(part.split(len(x) if whole else BLOCK) for part in (x, y)), strict=True):
+        outputs = problem.network.outputs(learners, a.expand(count, *a.shape))
+        found.append(problem.likelihood.loss(outputs, b.expand(count, *b.shape)).double())
+    return torch.cat(found, dim=1)
