@@ -64,7 +64,14 @@ def batch_norm_net(dtype: torch.dtype = torch.float64) -> nn.Module:
         return nn.Sequential(layers).to(dtype)
 
 
-NETWORKS = {"mlp": mlp, "dropout": dropout_net, "batch norm": batch_norm_net}
+def general_net(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A network with both."""
+    with seeded():
+        body = OrderedDict(hidden=nn.Linear(FEATURES, 5), norm=nn.BatchNorm1d(5), drop=nn.Dropout(0.3), act=nn.ReLU())
+        return nn.Sequential(body | OrderedDict(head=nn.Linear(5, CLASSES))).to(dtype)
+
+
+NETWORKS = {"mlp": mlp, "dropout": dropout_net, "batch norm": batch_norm_net, "general": general_net}
 
 
 def arrays(sizes=SIZES, seed: int = 0, classes: int = CLASSES) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -52,7 +52,7 @@ def test_a_loaded_run_is_the_run(name, tmp_path):
         np.testing.assert_allclose(p.sum(1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["mlp", "dropout", "batch norm"])
 @pytest.mark.parametrize("batch_norm", ["running", "batch"])
 def test_any_network_survives_the_folder(network, batch_norm, tmp_path):
     make = NETWORKS[network]
