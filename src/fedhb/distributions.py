@@ -255,7 +255,8 @@ def log_mixture(m: Tensor, r: Tensor, sigma2: float) -> Tensor:
     """
     distances = []
     for r_j in r:
-        squares = (m - r_j).square().sum(dim=-1, dtype=torch.float64)
+        gap = m - r_j
+        squares = (gap.square() if gap.requires_grad else gap.square_()).sum(dim=-1, dtype=torch.float64)
         if not torch.isfinite(squares).all():  # float32 squares overflow beyond 1e19
             squares = (m.double() - r_j.double()).square().sum(dim=-1)
         distances.append(squares)

@@ -26,7 +26,7 @@ from fedhb.likelihood import Likelihood
 from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
 
-BLOCK = 2**15
+BLOCK = 2**14
 """Coordinates updated at once: few enough for a step's passes over them to stay in a core's cache."""
 
 
@@ -164,6 +164,8 @@ class _Momentum:
             mu = pull.mu.to(value.dtype)
             self.keep = 1.0 / (1.0 + plan.lr * mu)
             self.decay, self.stiffness = plan.momentum * self.keep, mu * self.keep
+            one = mu.numel() == 1
+            self.common = tuple(float(c) for c in (self.decay, self.keep, self.stiffness)) if one else None
             shape = (-1, value.shape[1])  # a strength that all coordinates share is one number, seen as a row
             self.keep, self.decay, self.stiffness = (c.expand(*shape) for c in (self.keep, self.decay, self.stiffness))
             self.offset = None if callable(pull.target) else self.stiffness * pull.target
@@ -181,6 +183,14 @@ class _Momentum:
             v_part, m_part, g_part = v[part], m[part], self.gradient[: len(m)][part]
             if pull is None:
                 v_part.mul_(self.momentum).add_(g_part)
+            elif self.common is not None:  # one strength for all: numbers are cheaper than rows of them
+                decay_, keep_, stiffness_ = self.common
+                v_part.mul_(decay_).add_(g_part, alpha=keep_)
+                if offset is not None:
+                    v_part.add_(m_part, alpha=stiffness_).sub_(offset[part])
+                elif target is not None:
+                    gap = target[part]
+                    v_part.add_(torch.sub(m_part, gap, out=gap), alpha=stiffness_)
             elif offset is not None:
                 v_part.mul_(decay[part]).addcmul_(g_part, keep[part]).addcmul_(m_part, stiffness[part]).sub_(offset[part])
             elif target is not None:

@@ -123,6 +123,7 @@ class Mixture(Hierarchical):
         def target(m: Tensor, active: slice | Tensor) -> Tensor:
             return torch.mm((near(m) / self.sigma2).softmax(1), r, out=scratch[: len(m)])
 
+        sizes = sizes[:1] if (sizes == sizes[0]).all() else sizes  # equal clients share one strength
         mu = (self.kl_weight / (self.sigma2 * sizes.to(r.dtype))).unsqueeze(1)
         return Pull(mu, r[0] if len(r) == 1 else target)
 

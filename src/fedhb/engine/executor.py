@@ -13,7 +13,7 @@ from fedhb.network import Network
 from fedhb.seeding import Randomness
 from fedhb.updates import admit
 
-CHUNK_FLOATS = 2**20
+CHUNK_FLOATS = 2**21
 """Clients are batched while their weights together stay in this many numbers: beyond a core's cache the gain is lost."""
 
 
