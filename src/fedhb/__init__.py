@@ -28,6 +28,12 @@ _WHERE = {
     "FedAvg": "fedhb.algorithms",
     "FedProx": "fedhb.algorithms",
     "FedBABU": "fedhb.algorithms",
+    "FedPA": "fedhb.algorithms",
+    "FedBE": "fedhb.algorithms",
+    "FedEM": "fedhb.algorithms",
+    "Ensemble": "fedhb.algorithms",
+    "Centralised": "fedhb.algorithms",
+    "LocalOnly": "fedhb.algorithms",
     "InputError": "fedhb.errors",
     "DivergedError": "fedhb.errors",
 }
@@ -35,7 +41,7 @@ _MODULES = ("algorithms", "data", "distributions", "likelihood", "nets", "networ
 
 if TYPE_CHECKING:
     from fedhb import algorithms, data, distributions, likelihood, nets, network, partition
-    from fedhb.algorithms import NIW, FedAvg, FedBABU, FedProx, Mixture
+    from fedhb.algorithms import NIW, Centralised, Ensemble, FedAvg, FedBABU, FedBE, FedEM, FedPA, FedProx, LocalOnly, Mixture
     from fedhb.api import fit, load
     from fedhb.clients import Clients
     from fedhb.errors import DivergedError, InputError
@@ -52,6 +58,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "NIW", "Clients", "DivergedError", "FedAvg", "FedBABU", "FedProx", "InputError", "Mixture", "Personal", "Run", "__version__",
-    "algorithms", "data", "distributions", "fit", "likelihood", "load", "nets", "network", "partition",
+    "NIW", "Centralised", "Clients", "DivergedError", "Ensemble", "FedAvg", "FedBABU", "FedBE", "FedEM", "FedPA", "FedProx", "InputError",
+    "LocalOnly", "Mixture", "Personal", "Run", "__version__", "algorithms", "data", "distributions", "fit", "likelihood", "load", "nets",
+    "network", "partition",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ from typing import Any
 from fedhb.errors import InputError
 from fedhb.values import convert, did_you_mean
 
-ALGORITHMS = ("niw", "mixture", "fedavg", "fedprox", "fedbabu", "fedem", "ensemble", "centralised", "local")
+ALGORITHMS = ("niw", "mixture", "fedavg", "fedprox", "fedbabu", "fedpa", "fedbe", "fedem", "ensemble", "centralised", "local")
 SCHEDULES = ("step", "constant", "cosine")
 PARTITIONS = ("shards", "dirichlet", "iid", "natural")
 

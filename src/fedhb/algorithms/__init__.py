@@ -11,7 +11,9 @@ from fedhb.algorithms.centralised import Centralised
 from fedhb.algorithms.ensemble import Ensemble
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.fedbabu import FedBABU
+from fedhb.algorithms.fedbe import FedBE
 from fedhb.algorithms.fedem import FedEM
+from fedhb.algorithms.fedpa import FedPA
 from fedhb.algorithms.fedprox import FedProx
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.local_only import LocalOnly
@@ -21,7 +23,7 @@ from fedhb.errors import InputError
 from fedhb.values import convert, did_you_mean
 
 ALGORITHMS: dict[str, type[Any]] = {
-    cls.name: cls for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU, FedEM, Ensemble, Centralised, LocalOnly)
+    cls.name: cls for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU, FedPA, FedBE, FedEM, Ensemble, Centralised, LocalOnly)
 }
 
 
@@ -47,6 +49,7 @@ def check(algorithm: Any) -> Any:
         "precision": ("mode", "mean"),
         "mode": ("preset", "ensemble"),
         "shuffle": ("client", "pooled"),
+        "posterior": ("gaussian", "dirichlet"),
     }
     bounds = {
         "p_do": (0.0, 1.0),
@@ -55,8 +58,16 @@ def check(algorithm: Any) -> Any:
         "mu": (0.0, None),
         "noise": (0.0, None),
         "num_samples": (0, None),
+        "rho": (0.0, None),
+        "warm_up": (0, None),
+        "burn_in": (0.0, 1.0),
+        "server_momentum": (0.0, 1.0),
+        "spread": (0.0, None),
+        "distill_epochs": (0, None),
+        "swa_start": (0.0, 1.0),
     }
-    positive = ("prior_scale", "sigma2", "num_prototypes", "num_learners", "num_models", "pi_steps")
+    positive = "prior_scale sigma2 num_prototypes num_learners num_models pi_steps local_samples server_lr num_components alpha"
+    positive_names = (*positive.split(), "temperature", "server_batch_size")
     for field in dataclasses.fields(algorithm):
         key, value = f"{algorithm.name}.{field.name}", getattr(algorithm, field.name)
         if field.name in choices and value not in choices[field.name]:
@@ -66,7 +77,7 @@ def check(algorithm: Any) -> Any:
             raise InputError(
                 f"{key}={value}: give a number of at least {low}" + (f" and at most {high}" if high is not None else "")
             )
-        if field.name in positive and not value > 0:
+        if field.name in positive_names and not value > 0:
             raise InputError(f"{key}={value}: give a positive number")
     return algorithm
 
@@ -80,7 +91,9 @@ __all__ = [
     "Ensemble",
     "FedAvg",
     "FedBABU",
+    "FedBE",
     "FedEM",
+    "FedPA",
     "FedProx",
     "Federation",
     "Hierarchical",
