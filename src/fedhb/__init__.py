@@ -34,6 +34,8 @@ _WHERE = {
     "Ensemble": "fedhb.algorithms",
     "Centralised": "fedhb.algorithms",
     "LocalOnly": "fedhb.algorithms",
+    "PFedBayes": "fedhb.algorithms",
+    "FedPop": "fedhb.algorithms",
     "InputError": "fedhb.errors",
     "DivergedError": "fedhb.errors",
 }
@@ -41,7 +43,21 @@ _MODULES = ("algorithms", "data", "distributions", "likelihood", "nets", "networ
 
 if TYPE_CHECKING:
     from fedhb import algorithms, data, distributions, likelihood, nets, network, partition
-    from fedhb.algorithms import NIW, Centralised, Ensemble, FedAvg, FedBABU, FedBE, FedEM, FedPA, FedProx, LocalOnly, Mixture
+    from fedhb.algorithms import (
+        NIW,
+        Centralised,
+        Ensemble,
+        FedAvg,
+        FedBABU,
+        FedBE,
+        FedEM,
+        FedPA,
+        FedPop,
+        FedProx,
+        LocalOnly,
+        Mixture,
+        PFedBayes,
+    )
     from fedhb.api import fit, load
     from fedhb.clients import Clients
     from fedhb.errors import DivergedError, InputError
@@ -58,7 +74,32 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "NIW", "Centralised", "Clients", "DivergedError", "Ensemble", "FedAvg", "FedBABU", "FedBE", "FedEM", "FedPA", "FedProx", "InputError",
-    "LocalOnly", "Mixture", "Personal", "Run", "__version__", "algorithms", "data", "distributions", "fit", "likelihood", "load", "nets",
-    "network", "partition",
-]  # fmt: skip
+    "NIW",
+    "Centralised",
+    "Clients",
+    "DivergedError",
+    "Ensemble",
+    "FedAvg",
+    "FedBABU",
+    "FedBE",
+    "FedEM",
+    "FedPA",
+    "FedPop",
+    "FedProx",
+    "InputError",
+    "LocalOnly",
+    "Mixture",
+    "PFedBayes",
+    "Personal",
+    "Run",
+    "__version__",
+    "algorithms",
+    "data",
+    "distributions",
+    "fit",
+    "likelihood",
+    "load",
+    "nets",
+    "network",
+    "partition",
+]

@@ -27,7 +27,21 @@ from typing import Any
 from fedhb.errors import InputError
 from fedhb.values import convert, did_you_mean
 
-ALGORITHMS = ("niw", "mixture", "fedavg", "fedprox", "fedbabu", "fedpa", "fedbe", "fedem", "ensemble", "centralised", "local")
+ALGORITHMS = (
+    "niw",
+    "mixture",
+    "fedavg",
+    "fedprox",
+    "fedbabu",
+    "pfedbayes",
+    "fedpa",
+    "fedbe",
+    "fedem",
+    "fedpop",
+    "ensemble",
+    "centralised",
+    "local",
+)
 SCHEDULES = ("step", "constant", "cosine")
 PARTITIONS = ("shards", "dirichlet", "iid", "natural")
 

@@ -14,16 +14,19 @@ from fedhb.algorithms.fedbabu import FedBABU
 from fedhb.algorithms.fedbe import FedBE
 from fedhb.algorithms.fedem import FedEM
 from fedhb.algorithms.fedpa import FedPA
+from fedhb.algorithms.fedpop import FedPop
 from fedhb.algorithms.fedprox import FedProx
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.local_only import LocalOnly
 from fedhb.algorithms.mixture import Mixture
 from fedhb.algorithms.niw import NIW
+from fedhb.algorithms.pfedbayes import PFedBayes
 from fedhb.errors import InputError
 from fedhb.values import convert, did_you_mean
 
 ALGORITHMS: dict[str, type[Any]] = {
-    cls.name: cls for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU, FedPA, FedBE, FedEM, Ensemble, Centralised, LocalOnly)
+    cls.name: cls
+    for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU, PFedBayes, FedPA, FedBE, FedEM, FedPop, Ensemble, Centralised, LocalOnly)
 }
 
 
@@ -59,6 +62,7 @@ def check(algorithm: Any) -> Any:
         "noise": (0.0, None),
         "num_samples": (0, None),
         "rho": (0.0, None),
+        "zeta": (0.0, None),
         "warm_up": (0, None),
         "burn_in": (0.0, 1.0),
         "server_momentum": (0.0, 1.0),
@@ -67,7 +71,7 @@ def check(algorithm: Any) -> Any:
         "swa_start": (0.0, 1.0),
     }
     positive = "prior_scale sigma2 num_prototypes num_learners num_models pi_steps local_samples server_lr num_components alpha"
-    positive_names = (*positive.split(), "temperature", "server_batch_size")
+    positive_names = (*positive.split(), "temperature", "server_batch_size", "head_epochs", "num_heads")
     for field in dataclasses.fields(algorithm):
         key, value = f"{algorithm.name}.{field.name}", getattr(algorithm, field.name)
         if field.name in choices and value not in choices[field.name]:
@@ -94,11 +98,13 @@ __all__ = [
     "FedBE",
     "FedEM",
     "FedPA",
+    "FedPop",
     "FedProx",
     "Federation",
     "Hierarchical",
     "LocalOnly",
     "Mixture",
+    "PFedBayes",
     "Personalised",
     "Plan",
     "Problem",

@@ -1,0 +1,133 @@
+"""FedPop (Kotelevskii et al., "FedPop: A Bayesian Approach for Personalised Federated Learning", NeurIPS 2022).
+
+The body theta is common to all clients, a point; client i's head z_i is a random effect with prior N(mu_z, s^2 I).
+
+    each round, the server sends theta to the clients i in the cohort
+        z_i <- client i's own last head; mu_z in its first round
+        Langevin: for every minibatch of `head_epochs` epochs, with eta = 2 lr / |D_i| and the body fixed,
+            z_i <- z_i + eta/2 (grad log p(D_i | theta, z_i) + grad log N(z_i; mu_z, s^2 I)) + sqrt(eta) noise
+        drops the first part of the chain (`burn_in`) and keeps `num_heads` iterates, evenly spaced in the rest
+        theta_i <- tau epochs of SGD on D_i from theta, of the loss averaged over the kept heads
+    theta <- sum_i |D_i| theta_i / sum_i |D_i|
+
+eta/2 |D_i| = lr: the drift is a step of SGD, without momentum, on the mean loss. The prior acts implicitly, as everywhere
+(local.py): stable for every s. Each minibatch of the body draws one of the kept heads: an unbiased gradient of their average.
+mu_z is the initial head (update="body"), or learnt (update="full"): the mean by size of the clients' posterior means, the M-step
+of the population model. s is 0.1 and not 1 as in the authors' code: most directions of a head the data leave open, there the
+noise makes z_i deviate by s, and the longer the chains the less do body and heads with s = 1 fit each other.
+
+Global prediction: a client that took part uses its own kept heads, which it remembers; any other the population's mean mu_z.
+So only of clients that never took part is the global prediction not a personal one.
+Personalisation: the client update itself; the prediction is the mean over the kept heads. Sent: d down, d up, d being the body.
+
+Against the authors' code: the noise is really added (RMSprop without noise there); clients work in parallel on the same theta
+and are averaged, instead of changing it one after another; minibatches instead of full-batch steps; SGD instead of Adam; a prior
+around the initial head instead of N(0, 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem, mixture_prediction, repeat, start_weights, uniform
+from fedhb.algorithms.batches import batches
+from fedhb.algorithms.fedavg import FedAvg
+from fedhb.algorithms.local import Sgd
+from fedhb.clients import Clients
+from fedhb.errors import InputError
+from fedhb.network import Weights
+from fedhb.seeding import Randomness, derive
+
+
+@dataclass(frozen=True)
+class FedPop(FedAvg):
+    """A common body under heads that are sampled."""
+
+    name: ClassVar[str] = "fedpop"
+    update: str = field(default="body", metadata={"help": "what is learnt: body, or full (and the mean mu_z of the heads)"})
+    prior_scale: float = field(default=0.1, metadata={"help": "s: deviation of the clients' heads around mu_z"})
+    head_epochs: int = field(default=2, metadata={"help": "epochs of a chain"})
+    burn_in: float = field(default=0.5, metadata={"help": "share of a chain that is dropped"})
+    num_heads: int = field(default=5, metadata={"help": "heads kept of a chain"})
+    noise: float = field(default=1.0, metadata={"help": "multiplies the chain's noise: 1 samples the posterior, 0 only climbs"})
+
+    def start(self, problem: Problem, rng: Randomness) -> Arrays:
+        """The initial network."""
+        if not len(problem.network.head):
+            raise InputError("fedpop samples the head, and this network has none: name one with head=...")
+        return super().start(problem, rng)
+
+    def remember(self, problem: Problem, clients: Clients) -> Arrays:
+        """The kept heads [C, M, h]; `seen` is 0 before a client's first round."""
+        heads = repeat(problem.network.head, self.num_heads)
+        return {"heads": heads.repeat(len(clients), 1, 1), "seen": torch.zeros(len(clients), 1)}
+
+    def sample_and_fit(
+        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> tuple[Weights, Tensor, Arrays]:
+        """A chain of heads under the received body, then SGD on the body under the kept heads [C, M, h]."""
+        start = start_weights(problem, received["theta"], received, len(clients))
+        mean = start.head[0].clone()
+        start.head = torch.where(memory["seen"].bool(), memory["heads"][:, -1], start.head)
+        heads = self.chain(problem, start, mean, clients, plan, rng)
+        solver = Sgd(problem.network, start, replace(plan, train_head=False))
+        everyone, generators = torch.arange(len(clients)), [rng(i, "heads") for i in clients.ids.tolist()]
+        for batch in batches(clients, plan, rng, merge_single=problem.network.has_batch_norm):
+            for c in everyone[batch.active].tolist():
+                start.head[c] = heads[c, int(torch.randint(self.num_heads, (), generator=generators[c]))]
+            solver.step(batch, problem.likelihood)
+        return start, heads, solver.report() | {"examples": clients.sizes.double()}
+
+    def chain(self, problem: Problem, start: Weights, mean: Tensor, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
+        """Langevin sampling of the heads from `start` on, the bodies fixed, a prior around mean [h]: the kept ones [C, M, h]."""
+        plan, merge = replace(plan, epochs=self.head_epochs, train_head=True), problem.network.has_batch_norm
+        z, sizes = start.head.clone(), clients.sizes.to(start.head).unsqueeze(1)
+        solver = Sgd(problem.network, Weights(start.theta, z, start.buffers.clone()), plan)
+        pull = plan.lr / (self.prior_scale**2 * sizes)  # lr mu of the penalty mu/2 ||z - mean||^2 per example
+        deviation = self.noise * (2.0 * plan.lr / sizes).sqrt()
+        lengths = [plan.epochs * ((n - 1 - merge) // plan.batch_size + 1) for n in clients.sizes.tolist()]
+        everyone, generators = torch.arange(len(clients)), [rng(i, "langevin") for i in clients.ids.tolist()]
+        heads, done = z.unsqueeze(1).repeat(1, self.num_heads, 1), [0] * len(clients)
+        other = replace(rng, seed=derive(rng.seed, "chain"))  # batches in another order than the body's
+        for batch in batches(clients, plan, other, merge_single=merge):
+            active, own = batch.active, everyone[batch.active].tolist()
+            _, gradient = solver.gradients(batch, problem.likelihood)
+            assert gradient is not None
+            noise = torch.stack([torch.randn(len(mean), generator=generators[c], dtype=torch.float32) for c in own]).to(z)
+            moved = z[active] - plan.lr * gradient + deviation[active] * noise
+            z[active] = (moved + pull[active] * mean) / (1.0 + pull[active])
+            for c in own:
+                dropped = min(int(self.burn_in * lengths[c]), lengths[c] - 1)
+                place = max(0, done[c] - dropped) * self.num_heads // (lengths[c] - dropped)
+                heads[c, place:] = z[c]  # until a later iterate takes its place
+                done[c] += 1
+        return heads
+
+    def local_update(
+        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> tuple[Arrays, Arrays]:
+        """theta_i, and where mu_z is learnt the mean of z_i; the heads stay with the client."""
+        weights, heads, reports = self.sample_and_fit(problem, received, clients, memory, plan, rng)
+        weights.head = heads.mean(1)
+        found = {key: getattr(weights, key) for key in received}
+        return found | reports, {"heads": heads, "seen": torch.ones_like(memory["seen"])}
+
+    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+        """The mean prediction of the heads of one client that remembers some, or that of the head mu_z."""
+        heads = memory["heads"][0] if memory is not None and memory["seen"].all() else None
+        weights = start_weights(problem, server["theta"], server, 1 if heads is None else len(heads))
+        weights.head = weights.head if heads is None else heads
+        return mixture_prediction(problem, weights, uniform(len(weights.head), x, problem.network.dtype), x)
+
+    def personalise(
+        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> Personalised:
+        """The client update, from the client's own head if it has one; the prediction is the mean over the kept heads."""
+        weights, heads, _ = self.sample_and_fit(problem, self.broadcast(server, clients.ids.tolist()), clients, memory, plan, rng)
+        theta, buffers = (v.unsqueeze(1).expand(-1, self.num_heads, -1) for v in (weights.theta, weights.buffers))
+        shares = torch.full(heads.shape[:2], 1.0 / self.num_heads, dtype=heads.dtype, device=heads.device)
+        return Personalised(problem, theta, heads, buffers, shares)

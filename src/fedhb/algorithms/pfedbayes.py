@@ -1,0 +1,246 @@
+"""pFedBayes (Zhang et al., "Personalized Federated Learning via Variational Bayesian Inference", ICML 2022).
+
+    each round, the server sends w = N(mu, sigma^2), sigma = softplus(rho), to the clients i in the cohort
+        q_i <- client i's own N(mu_i, sigma_i^2) of its last round; w in its first
+        for every minibatch of tau epochs, with theta = mu_i + sigma_i noise, noise ~ N(0, I):
+            step of q_i on E[mean loss at theta] + zeta KL(q_i || w) / |D_i|
+            step of w   on zeta KL(q_i || w) / |D_i|
+    (mu, rho) <- sum_i |D_i| (mu, rho of client i's w) / sum_i |D_i|
+
+Per coordinate, KL(q || w) = log(sigma_w / sigma_q) + (sigma_q^2 + (mu_q - mu_w)^2) / (2 sigma_w^2) - 1/2.
+Global prediction: networks sampled from w. Personal: from q_i, after the same update with the head trained too; a head that
+was not sent has no prior and is pulled nowhere. Clients remember q_i. Sent: 2d down (mu, rho), 2d up.
+
+The steps are SGD with momentum in which the KL acts implicitly, velocity <- (momentum velocity + gradient) / (1 + lr h), h the
+curvature of the KL term. For the means that is the proximal step of local.py, and stable for every zeta / sigma_w^2.
+
+Against the public code (unofficial): the noise is N(0, 1), not N(0, 0.001^2); the KL is divided by |D_i|, not by the number of
+local steps; SGD as for every method instead of Adam whose moments outlive the weights; one step of q_i for each of w (5 there).
+With real noise sigma must be below the weights' own scale: rho0 is -5 (-3 there), and zeta 0.1 (10 there) follows it, because
+what holds q_i and w together is zeta / (|D_i| sigma_w^2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fedhb.algorithms.base import (
+    Arrays,
+    Personalised,
+    Plan,
+    Problem,
+    Stateless,
+    mixture_prediction,
+    repeat,
+    start_weights,
+    uniform,
+)
+from fedhb.algorithms.batches import batches
+from fedhb.algorithms.local import BLOCK, Sgd
+from fedhb.algorithms.sums import SHARED, average_shared, differences, shared_parts, step, summarise_shared
+from fedhb.clients import Clients
+from fedhb.seeding import SERVER, Randomness
+
+NAMES = {"theta": ("mu", "rho"), "head": ("head", "head_rho")}
+"""What mean and rho of the body and of the head are called in what is sent and remembered."""
+
+
+@dataclass(frozen=True)
+class PFedBayes(Stateless):
+    """Personal mean-field Gaussians around a global one."""
+
+    name: ClassVar[str] = "pfedbayes"
+    zeta: float = field(default=0.1, metadata={"help": "weight of KL(q_i || w)"})
+    rho0: float = field(default=-5.0, metadata={"help": "rho before round 1: weights deviate by softplus(rho), 0.0067 for -5"})
+    num_samples: int = field(default=1, metadata={"help": "networks sampled for a prediction; 0 predicts at the mean"})
+
+    def start(self, problem: Problem, rng: Randomness) -> Arrays:
+        """w around the initial network."""
+        shared = shared_parts(problem, self.update)
+        server = {"mu": problem.network.theta.clone(), "rho": torch.full_like(problem.network.theta, self.rho0), **shared}
+        return server | ({"head_rho": torch.full_like(shared["head"], self.rho0)} if "head" in shared else {})
+
+    def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
+        """w."""
+        return server
+
+    def remember(self, problem: Problem, clients: Clients) -> Arrays:
+        """q_i, of which nothing counts before a client's first round (`seen` is 0)."""
+        initial = {key: value for key, value in self.start(problem, Randomness(0)).items() if key != "buffers"}
+        return {key: repeat(value, len(clients)) for key, value in initial.items()} | {"seen": torch.zeros(len(clients), 1)}
+
+    def fit(
+        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> tuple[dict[str, Pair], Tensor, Arrays]:
+        """tau epochs of alternating steps on q_i and w: the pairs for body and head, the buffers, the reports."""
+        sample = start_weights(problem, received["mu"], received, len(clients))
+        solver = Sgd(problem.network, sample, plan)
+        pairs = {
+            key: self.pair(problem, received, clients, memory, plan, key) for key in NAMES if key == "theta" or solver.train_head
+        }
+        everyone, generators = torch.arange(len(clients)), [rng(i, "weights") for i in clients.ids.tolist()]
+        for batch in batches(clients, plan, rng, merge_single=problem.network.has_batch_norm):
+            own = [generators[c] for c in everyone[batch.active].tolist()]
+            for key, pair in pairs.items():
+                getattr(sample, key)[batch.active] = pair.draw(batch.active, own)
+            for pair, gradient in zip(pairs.values(), solver.gradients(batch, problem.likelihood), strict=False):
+                assert gradient is not None
+                pair.step(batch.active, gradient)
+        kl = sum(pair.kl() for key, pair in pairs.items() if NAMES[key][0] in received)
+        return pairs, sample.buffers, solver.report() | {"examples": clients.sizes.double(), "kl": torch.as_tensor(kl)}
+
+    def pair(self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, key: str) -> Pair:
+        """q_i and w of the body or the head where they begin; a head that was not sent has no KL term."""
+        mean, rho = NAMES[key]
+        first = received.get(mean, getattr(problem.network, key))
+        w = [repeat(v, len(clients)) for v in (first, received.get(rho, torch.full_like(first, self.rho0)))]
+        own = [memory.get(name, begin) for name, begin in zip((mean, rho), w, strict=True)]
+        q = [torch.where(memory["seen"].bool(), mine, begin) for mine, begin in zip(own, w, strict=True)]
+        strength = (self.zeta if mean in received else 0.0) / clients.sizes.to(first).unsqueeze(1)
+        return Pair(torch.stack([*q, *w]), strength, plan)
+
+    def local_update(
+        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> tuple[Arrays, Arrays]:
+        """The clients' w are sent, their q_i stay with them."""
+        pairs, buffers, reports = self.fit(problem, received, clients, memory, plan, rng)
+        q, w = ({NAMES[key][j]: pair.values[k + j] for key, pair in pairs.items() for j in (0, 1)} for k in (0, 2))
+        found = {key: (w | {"buffers": buffers})[key] for key in received}
+        return found | reports, {key: q[key] for key in memory if key != "seen"} | {"seen": torch.ones_like(memory["seen"])}
+
+    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+        """sum_i |D_i| (mu_i - mu), the same for rho, and sum_i |D_i|."""
+        weight = found["examples"]
+        own = {key: differences(found[key], received[key], weight) for key in received if key not in SHARED}
+        return own | summarise_shared(found, received, weight)
+
+    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+        """The mean of the clients' (mu, rho) by size."""
+        own = {key: step(value, summary[key] / summary["weight"]) for key, value in server.items() if key not in SHARED}
+        return own | average_shared(server, summary)
+
+    def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
+        """The mean KL(q_i || w)."""
+        return {"kl": summary["kl"].item() / summary["count"].item()}
+
+    def sample(self, mean: Tensor, rho: Tensor, generator: torch.Generator) -> Tensor:
+        """S draws of N(mean, softplus(rho)^2) for mean, rho [k], or the mean alone: [S or 1, k]."""
+        noise = torch.randn(self.num_samples, len(mean), generator=generator, dtype=torch.float32).to(mean)
+        return mean + softplus(rho) * noise if self.num_samples else mean.unsqueeze(0)
+
+    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+        """The mean prediction of networks sampled from w."""
+        generator = rng(SERVER, "predict")
+        theta = self.sample(server["mu"], server["rho"], generator)
+        weights = start_weights(problem, server["mu"], server, len(theta))
+        weights.theta = theta
+        if "head" in server:
+            weights.head = self.sample(server["head"], server["head_rho"], generator)
+        return mixture_prediction(problem, weights, uniform(len(theta), x, problem.network.dtype), x)
+
+    def personalise(
+        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> Personalised:
+        """The client update with the head trained too, and networks sampled from q_i."""
+        received = self.broadcast(server, clients.ids.tolist())
+        pairs, buffers, _ = self.fit(problem, received, clients, memory, plan, rng)
+        generators = [rng(i, "predict") for i in clients.ids.tolist()]
+        drawn = {
+            key: torch.stack([self.sample(pair.values[0, c], pair.values[1, c], g) for c, g in enumerate(generators)])
+            for key, pair in pairs.items()
+        }
+        theta = drawn["theta"]  # [C, S, d]
+        count = theta.shape[1]
+        fixed = start_weights(problem, received["mu"], received, len(clients)).head.unsqueeze(1).expand(-1, count, -1)
+        shares = torch.full(theta.shape[:2], 1.0 / count, dtype=theta.dtype, device=theta.device)
+        return Personalised(problem, theta, drawn.get("head", fixed), buffers.unsqueeze(1).expand(-1, count, -1), shares)
+
+
+class Pair:
+    """q_i and w of C clients over k coordinates, and their alternating steps.
+
+    Args:
+        values: the means and rhos of q_i and w, [4, C, k].
+        strength: zeta / |D_i| [C, 1].
+        plan: learning rate and momentum.
+    """
+
+    def __init__(self, values: Tensor, strength: Tensor, plan: Plan):
+        self.values, self.strength, self.plan = values, strength, plan
+        self.velocities = torch.zeros_like(values)
+        self.noise = torch.empty_like(values[0])
+
+    def draw(self, active: slice | Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """theta ~ q_i for the active clients [A, k], each with noise from its own generator."""
+        for row, generator in zip(self.noise, generators, strict=False):
+            row.copy_(torch.randn(len(row), generator=generator, dtype=torch.float32))
+        mean, rho = self.values[:2, active]
+        return torch.addcmul(mean, softplus(rho), self.noise[: len(generators)])
+
+    def step(self, active: slice | Tensor, gradient: Tensor) -> None:
+        """A step of q_i, then one of w, given the gradient of the mean loss at the drawn theta [A, k]."""
+        values, velocities, strength = self.values[:, active], self.velocities[:, active], self.strength[active]
+        width = max(1, BLOCK // len(gradient))
+        for begin in range(0, gradient.shape[1], width):
+            part = (..., slice(begin, begin + width))
+            self._alternate(values[part], velocities[part], gradient[part], self.noise[: len(gradient)][part], strength)
+        if not isinstance(active, slice):
+            self.values[:, active], self.velocities[:, active] = values, velocities
+
+    def _alternate(self, values: Tensor, velocities: Tensor, gradient: Tensor, noise: Tensor, strength: Tensor) -> None:
+        mean, rho, prior_mean, prior_rho = values
+        prior_sigma, rise = softplus(prior_rho), rho.sigmoid()
+        slopes = kl_of_q(mean - prior_mean, softplus(rho), rise, prior_sigma)
+        losses = gradient, (gradient * noise).mul_(rise)  # d theta / d rho = noise d sigma / d rho
+        for j in (0, 1):
+            self._descend(values[j], velocities[j], strength, *slopes[j], losses[j])
+        slopes = kl_of_w(prior_mean - mean, softplus(rho), prior_rho.sigmoid(), prior_sigma)
+        for j in (0, 1):
+            self._descend(values[2 + j], velocities[2 + j], strength, *slopes[j])
+
+    def _descend(
+        self, value: Tensor, velocity: Tensor, strength: Tensor, slope: Tensor, curvature: Tensor, loss: Tensor | None = None
+    ) -> None:
+        velocity.mul_(self.plan.momentum).addcmul_(slope, strength)
+        if loss is not None:
+            velocity.add_(loss)
+        velocity.div_(torch.mul(curvature, self.plan.lr * strength).add_(1.0))
+        value.add_(velocity, alpha=-self.plan.lr)
+
+    def kl(self) -> Tensor:
+        """KL(q_i || w) [C]."""
+        return torch.stack([kl(row).sum(dtype=torch.float64) for row in self.values.unbind(1)])
+
+
+def kl(values: Tensor) -> Tensor:
+    """KL(q || w) of each coordinate, for the means and rhos of q and w [4, ...]."""
+    mean, rho, prior_mean, prior_rho = values
+    sigma, prior_sigma = softplus(rho), softplus(prior_rho)
+    return (prior_sigma / sigma).log() + (sigma.square() + (mean - prior_mean).square()) / (2 * prior_sigma.square()) - 0.5
+
+
+Slopes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""In the mean and in rho, the slope of the KL and a curvature that is never negative."""
+
+
+def kl_of_q(gap: Tensor, sigma: Tensor, rise: Tensor, prior_sigma: Tensor) -> Slopes:
+    """The slopes in q, for gap = mu_q - mu_w and rise = d sigma_q / d rho_q."""
+    precision, relative = prior_sigma.pow(-2), rise / sigma
+    ratio = (precision * sigma).mul_(rise)
+    return (gap * precision, precision), (ratio - relative, (ratio + relative).mul_(relative))
+
+
+def kl_of_w(gap: Tensor, sigma: Tensor, prior_rise: Tensor, prior_sigma: Tensor) -> Slopes:
+    """The slopes in w, for gap = mu_w - mu_q and prior_rise = d sigma_w / d rho_w.
+
+    The curvatures leave out the terms that may be negative: those of the logarithm, and of the bend of softplus.
+    """
+    precision, relative = prior_sigma.pow(-2), prior_rise / prior_sigma
+    spread = sigma.square().addcmul_(gap, gap).mul_(precision)
+    return (gap * precision, precision), (relative - relative * spread, relative.square().mul_(spread).mul_(2.0))
