@@ -253,14 +253,16 @@ def log_mixture(m: Tensor, r: Tensor, sigma2: float) -> Tensor:
     Returns:
         float64 [..., K].
     """
+    if m.ndim > 1:  # row by row: what is written in between then stays in the cache
+        return torch.stack([log_mixture(row, r, sigma2) for row in m])
     distances = []
     for r_j in r:
         gap = m - r_j
-        squares = (gap.square() if gap.requires_grad else gap.square_()).sum(dim=-1, dtype=torch.float64)
-        if not torch.isfinite(squares).all():  # float32 squares overflow beyond 1e19
-            squares = (m.double() - r_j.double()).square().sum(dim=-1)
+        squares = (gap.square() if gap.requires_grad else gap.square_()).sum(dtype=torch.float64)
+        if not torch.isfinite(squares):  # float32 squares overflow beyond 1e19
+            squares = (m.double() - r_j.double()).square().sum()
         distances.append(squares)
-    return torch.stack(distances, dim=-1) / (-2 * sigma2)
+    return torch.stack(distances) / (-2 * sigma2)
 
 
 def responsibilities(m: Tensor, r: Tensor, sigma2: float) -> Tensor:
