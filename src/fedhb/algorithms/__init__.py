@@ -63,6 +63,7 @@ def check(algorithm: Any) -> Any:
         "num_samples": (0, None),
         "rho": (0.0, None),
         "zeta": (0.0, None),
+        "rho0": (-30.0, 5.0),
         "warm_up": (0, None),
         "burn_in": (0.0, 1.0),
         "server_momentum": (0.0, 1.0),
