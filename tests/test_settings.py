@@ -253,3 +253,11 @@ def test_an_algorithms_settings_are_taken():
     algorithm = build("mixture", {"num_prototypes": "3", "shrink": "false", "sigma2": 1, "begin": "last"})
     assert (algorithm.num_prototypes, algorithm.shrink, algorithm.sigma2, algorithm.begin) == (3, False, 1.0, "last")
     assert build("niw", {"p_do": 1, "lambda0": 0, "num_samples": 0}).p_do == 1.0
+
+
+def test_settings_know_the_registry():
+    """The names stand twice so that the command line's help need not import torch."""
+    from fedhb import settings
+    from fedhb.algorithms import ALGORITHMS
+
+    assert tuple(ALGORITHMS) == settings.ALGORITHMS
