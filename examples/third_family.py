@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import Arrays, Hierarchical, Problem
-from fedhb.algorithms.local import Pull
+from fedhb.algorithms.proximal import Pull
 from fedhb.algorithms.sums import average_shared, differences, shared_parts, summarise_shared
 from fedhb.seeding import Randomness
 

@@ -18,7 +18,7 @@ LAYERS = (
     ("data",),
     ("clients",),
     ("partition",),
-    ("nets", "network"),
+    ("nets", "stack", "network"),
     ("likelihood",),
     ("distributions",),
     ("algorithms",),

@@ -15,7 +15,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fedhb.clients import Scaling
 from fedhb.errors import InputError
-
-ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+from fedhb.stack import Stack, Tape, accumulate
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class Network:
         self.theta = _flatten(tensors, self.body_slots, self.dtype)
         self.head = _flatten(tensors, self.head_slots, self.dtype)
         self.buffers = _flatten(tensors, self.buffer_slots, self.dtype)
-        self._layers = _client_layers(self.module)
+        self._stack = Stack.of(self.module)
         self._gates: dict[int, Network] = {}
 
     def _find_head(self, head: str | None) -> str:
@@ -158,7 +156,7 @@ class Network:
     @property
     def batches_clients(self) -> bool:
         """Whether the module knows the client axis (otherwise clients are evaluated one after another)."""
-        return self._layers is not None
+        return self._stack is not None
 
     @property
     def device(self) -> torch.device:
@@ -231,7 +229,7 @@ class Network:
             parent, _, leaf = self.head_name.rpartition(".")
             setattr(module.get_submodule(parent), leaf, linear)
             gate = Network(module, head=self.head_name, batch_norm=self.batch_norm, scaling=self.scaling).to(self.device)
-            gate.theta, gate.buffers = self.theta, self.buffers
+            gate.theta, gate.buffers, gate.scaling = self.theta, self.buffers, self.scaling
             self._gates[num_outputs] = gate
         return self._gates[num_outputs]
 
@@ -242,8 +240,8 @@ class Network:
         shared = count > 1 and x.stride(0) == 0  # one batch expanded over the clients: scale it once
         x = self.scaling(x[:1] if shared else x, self.dtype).expand(count, *x.shape[1:])
         self.module.eval()
-        if self._layers is not None:
-            return self._stacked(self._views(weights.theta, weights.head), x)
+        if self._stack is not None:
+            return self._stack(self._views(weights.theta, weights.head), x)
         return torch.stack([functional_call(self.module, self._tensors(weights, c), (x[c],)) for c in range(count)])
 
     def value_and_grad(
@@ -256,45 +254,40 @@ class Network:
         *,
         counts: Sequence[int],
         seeds: Sequence[int],
+        keep: float = 0.0,
     ) -> None:
         """Gradients of the clients' losses, each with respect to its own weights, in training mode.
 
         Args:
             weights: theta [C, d], head [C, h], buffers [C, b]; the buffers are updated in place.
-            x: inputs [C, B, ...], as they are stored.
+            x: inputs [C, B, ...], scaled.
             loss: `loss(outputs, client)`: the sum of all clients' losses for outputs [C, B, out] (client None), or the loss
                 of one client for its outputs [1, counts[client], out].
-            gradient: where the gradient for theta is written [C, d].
-            head_gradient: where that for the head is written [C, h]; None where the head is not trained.
+            gradient: where the gradient for theta goes [C, d]: gradient <- keep gradient + d loss / d theta.
+            head_gradient: where that for the head goes [C, h]; None where the head is not trained.
             counts: the true number of examples of each client in the batch; the rest is padding.
             seeds: a seed per client for randomness inside the module.
+            keep: with the momentum here, a velocity takes up the gradient without another pass; 0 writes it anew.
         """
-        x = self.scaling(x, self.dtype)
         self.module.train()
-        slots = (*self.body_slots, *(self.head_slots if head_gradient is not None else ()))
-        if self._layers is not None:
-            tensors = self._views(weights.theta, weights.head)
-            leaves = [tensors[s.name].requires_grad_() for s in slots]
-            places = {s.name: s.of(gradient) for s in self.body_slots}
-            if head_gradient is not None:
-                places |= {s.name: s.of(head_gradient) for s in self.head_slots}
-            torch.autograd.grad(loss(self._stacked(tensors, x, places), None), leaves)
+        places = {s.name: s.of(gradient) for s in self.body_slots}
+        if head_gradient is not None:
+            places |= {s.name: s.of(head_gradient) for s in self.head_slots}
+        if self._stack is not None:
+            tensors, tape = self._views(weights.theta, weights.head), Tape()
+            outputs = self._stack(tensors, x, tape).requires_grad_()
+            (slope,) = torch.autograd.grad(loss(outputs, None), outputs)
+            self._stack.backward(tensors, tape, slope, places, keep)
             return
         for c, (count, seed) in enumerate(zip(counts, seeds, strict=True)):
             tensors = self._tensors(weights, c)
-            leaves = [tensors[s.name].requires_grad_() for s in slots]
+            leaves = [tensors[name].requires_grad_() for name in places]
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 outputs = functional_call(self.module, tensors, (x[c, :count],))
             grads = torch.autograd.grad(loss(outputs.unsqueeze(0), c), leaves)
-            self._collect(gradient[c], None if head_gradient is None else head_gradient[c], grads)
-
-    def _collect(self, gradient: Tensor, head_gradient: Tensor | None, grads: Sequence[Tensor]) -> None:
-        for slot, grad in zip(self.body_slots, grads, strict=False):
-            slot.of(gradient).copy_(grad)
-        if head_gradient is not None:
-            for slot, grad in zip(self.head_slots, grads[len(self.body_slots) :], strict=True):
-                slot.of(head_gradient).copy_(grad)
+            for place, grad in zip(places.values(), grads, strict=True):
+                accumulate(place[c], grad, keep)
 
     def _views(self, theta: Tensor, head: Tensor) -> dict[str, Tensor]:
         body = {s.name: s.of(theta.detach()) for s in self.body_slots}
@@ -304,54 +297,6 @@ class Network:
         buffers = {s.name: s.of(weights.buffers[c]) for s in self.buffer_slots}
         counters = {n: b.clone() for n, b in self.module.named_buffers() if not b.is_floating_point()}  # no client's step stays
         return self._views(weights.theta[c], weights.head[c]) | buffers | counters
-
-    def _stacked(self, tensors: dict[str, Tensor], x: Tensor, places: dict[str, Tensor] | None = None) -> Tensor:
-        """Outputs of a sequence of linear and element-wise layers for tensors [C, ...] and scaled inputs [C, B, ...].
-
-        The gradients of tensors named in `places` are written there.
-        """
-        assert self._layers is not None
-        places = places or {}
-        for name, layer in self._layers:
-            if isinstance(layer, nn.Linear):
-                prefix = f"{name}." if name else ""  # a module that is one linear layer has no name
-                own = prefix + "weight", prefix + "bias"
-                # frozen tensors have no client axis
-                weight = tensors.get(own[0], layer.weight.detach()).expand(len(x), *layer.weight.shape)
-                bias = None
-                if layer.bias is not None:
-                    bias = tensors.get(own[1], layer.bias.detach()).expand(len(x), layer.out_features)
-                x = _ClientLinear.apply(x, weight, bias, places.get(own[0]), places.get(own[1]))
-            elif isinstance(layer, nn.Flatten):
-                x = x.flatten(2)
-            else:
-                x = layer(x)
-        return x
-
-
-class _ClientLinear(torch.autograd.Function):
-    """A linear layer of C clients: x [C, B, in], weight [C, out, in], bias [C, out] or None -> [C, B, out].
-
-    Its backward writes the gradients of weight and bias to where they are wanted, without a copy or a transpose in between.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_place: Tensor | None, bias_place: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.places = weight_place, bias_place
-        transposed = weight.transpose(1, 2)
-        return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, transposed)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, weight), (weight_place, bias_place) = grads, ctx.saved_tensors, ctx.places
-        if weight_place is not None:
-            torch.bmm(g.transpose(1, 2), x, out=weight_place)
-        if bias_place is not None:
-            torch.sum(g, 1, out=bias_place)
-        return torch.bmm(g, weight) if ctx.needs_input_grad[0] else None, weight_place, bias_place, None, None
 
 
 def _slots(tensors: Sequence[tuple[str, Tensor]]) -> tuple[Slot, ...]:
@@ -366,28 +311,3 @@ def _slots(tensors: Sequence[tuple[str, Tensor]]) -> tuple[Slot, ...]:
 def _flatten(tensors: dict[str, Tensor], slots: Sequence[Slot], dtype: torch.dtype) -> Tensor:
     parts = [tensors[s.name].detach().flatten().to(dtype) for s in slots]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype)
-
-
-def _client_layers(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    """The named layers of a module that is a sequence of linear and element-wise layers only, else None."""
-
-    def flat(name: str, part: nn.Module) -> list[tuple[str, nn.Module]]:
-        if type(part) is nn.Sequential:
-            return [layer for n, p in part._modules.items() if p is not None for layer in flat(f"{name}.{n}".lstrip("."), p)]
-        return [(name, part)]
-
-    layers = flat("", module)
-    linear = [part for _, part in layers if isinstance(part, nn.Linear)]
-    if not linear or len(set(linear)) < len(linear):
-        return None  # a layer that is used twice has one name: leave it to torch
-    if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
-        return None  # shared weights: torch ties them
-    if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
-        return None
-    for position, (_, part) in enumerate(layers):
-        if isinstance(part, nn.Flatten):
-            if position or (part.start_dim, part.end_dim) != (1, -1):
-                return None
-        elif type(part) not in (nn.Linear, *ELEMENTWISE):  # a subclass may do anything
-            return None
-    return layers

@@ -13,10 +13,9 @@ from fedhb.errors import DivergedError
 
 def check_personal(weights: Tensor, ids: Sequence[int]) -> None:
     """Refuse personal posteriors [C, M, d] that are not finite."""
-    finite = torch.isfinite(weights.flatten(1).sum(1, dtype=torch.float64))
-    if not finite.all():
-        client = ids[int((~finite).nonzero()[0])]
-        raise DivergedError(f"personalisation of client {client} diverges: lower the learning rate of personalisation")
+    client = _not_finite(weights)
+    if client is not None:
+        raise DivergedError(f"personalisation of client {ids[client]} diverges: lower the learning rate of personalisation")
 
 
 def admit(found: Arrays, ids: Sequence[int], round_number: int) -> Arrays:
@@ -24,12 +23,20 @@ def admit(found: Arrays, ids: Sequence[int], round_number: int) -> Arrays:
     for key, value in found.items():
         if len(value) != len(ids):
             raise DivergedError(f"round {round_number}: {len(ids)} clients answered, but {key!r} has {len(value)} rows")
-        # one pass: a NaN or an infinity makes its row's sum one, and no float64 sum of finite float32 numbers overflows
-        finite = torch.isfinite(value.reshape(len(ids), -1).sum(1, dtype=torch.float64))
-        if not finite.all():
-            client = ids[int((~finite).nonzero()[0])]
+        client = _not_finite(value)
+        if client is not None:
             raise DivergedError(
-                f"round {round_number}: client {client} sent {key!r} with NaN or infinity: training diverges; "
+                f"round {round_number}: client {ids[client]} sent {key!r} with NaN or infinity: training diverges; "
                 "lower the learning rate or the momentum"
             )
     return found
+
+
+def _not_finite(values: Tensor) -> int | None:
+    """The first row of values [C, ...] with a NaN or an infinity."""
+    rows = values.reshape(len(values), -1)
+    suspects = ~torch.isfinite(rows.sum(1))  # one fast pass; large numbers may overflow their sum, so look again
+    for c in suspects.nonzero().flatten().tolist():
+        if not torch.isfinite(rows[c]).all():
+            return int(c)
+    return None

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from builders import CLASSES, PLAN, batch_norm_net, clients, initial, mlp, same_bits
 from fedhb.algorithms.batches import batches, crop_and_flip
-from fedhb.algorithms.local import Pull, Sgd, train
+from fedhb.algorithms.local import Sgd, train
+from fedhb.algorithms.proximal import Pull
 from fedhb.clients import Clients
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhb.algorithms.batches import Batch
-from fedhb.algorithms.local import Pull, train
+from fedhb.algorithms.local import train
+from fedhb.algorithms.proximal import Pull
 from fedhb.clients import Clients
 from fedhb.likelihood import Categorical
 from fedhb.network import Columns, Network, Weights

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import FedProx, Mixture, Problem
-from fedhb.algorithms.mixture import proximity
+from fedhb.algorithms.prototypes import Nearness
 from fedhb.algorithms.sums import num_bytes
 from fedhb.clients import Clients
 from fedhb.network import Network
@@ -168,7 +168,7 @@ def test_the_pull_is_the_gradient_of_the_kl() -> None:
     (gradient,) = torch.autograd.grad(0.3 * algorithm.kl(problem, received, m).sum(), m)
     pull = algorithm.pull(problem, received, sizes)
     with torch.no_grad():
-        by_pull = pull.mu * (m - pull.target(m, slice(0, 4)))
+        by_pull = pull.mu * (m - pull.towards(m))
         by_hand = 0.3 / SIGMA2 * (m - c_by_hand(m, received["r"]) @ received["r"])
     # A softmax of three and sums of four numbers near one.
     torch.testing.assert_close(by_pull, gradient / sizes.unsqueeze(1), rtol=0, atol=1e-14)
@@ -180,23 +180,38 @@ def test_the_pull_is_the_gradient_of_the_kl() -> None:
     torch.testing.assert_close(log_density, torch.full_like(log_density, math.log(K)), rtol=1e-13, atol=0)
 
 
-def test_proximity_ranks_by_distance() -> None:
+def test_nearness_ranks_by_distance() -> None:
     m, r = scattered(), normal(K, D, seed=3)
     distances = (m.unsqueeze(1) - r).square().sum(-1)
-    near = proximity(r)(m)
+    nearness = Nearness(r, SIGMA2)
+    shares, near = nearness.responsibilities(m), nearness.scores(m)
     for j in range(K):
         # Sums of four products of numbers near one.
         expected = -0.5 * (distances - distances[:, j : j + 1])
         torch.testing.assert_close(near - near[:, j : j + 1], expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(shares, c_by_hand(m, r), rtol=0, atol=1e-13)
 
 
-def test_proximity_keeps_its_digits_in_float32() -> None:
+def test_nearness_is_that_of_the_current_m() -> None:
+    """What it remembers of the last m is used for that m alone: not once it has moved, nor for other rows of it."""
+    m, r = scattered(), normal(K, D, seed=3)
+    nearness = Nearness(r, SIGMA2)
+    first = nearness.scores(m)
+    assert nearness.scores(m[:]) is first
+    for move in (lambda: m.add_(1.0), lambda: m[2].mul_(2.0), lambda: m[:, 1:].zero_()):
+        move()
+        assert torch.equal(nearness.scores(m), Nearness(r, SIGMA2).scores(m))
+    for rows in (slice(0, 4), slice(1, 5), torch.tensor([3, 1]), torch.tensor([2, 0])):
+        assert torch.equal(nearness.scores(m[rows]), Nearness(r, SIGMA2).scores(m[rows]))
+
+
+def test_nearness_keeps_its_digits_in_float32() -> None:
     d, generator_ = 200_000, generator(0)
     body = 0.02 * torch.randn(d, generator=generator_, dtype=torch.float64) + 0.02
     r = (body + 1e-3 * torch.randn(2, d, generator=generator_, dtype=torch.float64)).float()
     m = (body + 2e-3 * torch.randn(1, d, generator=generator_, dtype=torch.float64)).float()
     exact = -0.5 * (m.double().unsqueeze(1) - r.double()).square().sum(-1)
-    near = proximity(r)(m)
+    near = Nearness(r, SIGMA2).scores(m)
     expanded = m @ r.T - 0.5 * r.square().sum(1)
     gap = exact[0, 0] - exact[0, 1]
     error, naive = (abs(v[0, 0] - v[0, 1] - gap).item() for v in (near, expanded))
@@ -217,7 +232,7 @@ def test_far_prototypes_leave_everything_finite() -> None:
     (gradient,) = torch.autograd.grad(kl.sum(), m)
     torch.testing.assert_close(gradient, (m - r[0]) / 0.1, rtol=1e-14, atol=0)
     with torch.no_grad():
-        target = algorithm.pull(problem, received, torch.full((4,), 5)).target(m, slice(0, 4))
+        target = algorithm.pull(problem, received, torch.full((4,), 5)).towards(m)
         assert torch.equal(target, r[:1].expand(4, D))
         after = aggregate(algorithm, problem, server_of(r), m.detach())["r"]
     # The old r is a million away: its last digits are lost in the sum of differences (1e-10), and nothing else.

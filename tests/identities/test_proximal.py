@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from fedhb.algorithms.base import Plan
 from fedhb.algorithms.batches import Batch
-from fedhb.algorithms.local import Pull, train
+from fedhb.algorithms.local import train
+from fedhb.algorithms.proximal import Pull
 from fedhb.clients import Clients
 from fedhb.likelihood import Categorical, GaussianRegression
 from fedhb.network import Network, Weights
@@ -86,19 +87,24 @@ def test_a_stiff_pull_is_stable(dtype: torch.dtype, rounding: float) -> None:
     assert abs(explicit(mu=1e5, steps=20)) > 1e60  # an explicit step is stable below mu = 2 (1 + momentum) / lr = 38
 
 
-@pytest.mark.parametrize("kind", ["common", "own", "function"])
+@pytest.mark.parametrize("kind", ["common", "own", "mean"])
 @pytest.mark.parametrize("sizes", [(6, 5, 3), (3, 6, 5)])
 def test_training_solves_each_clients_penalised_regression(sizes: tuple[int, ...], kind: str) -> None:
     clients = regression(*sizes, inputs=3)
     mu = torch.tensor([[0.2], [1.0], [5.0]], dtype=torch.float64) * normal(3, seed=1).exp()  # per client and coordinate
     own = normal(3, 3, seed=2)
     aim = own[:1].expand(3, 3) if kind == "common" else own
-    follow = 0.3 if kind == "function" else 0.0  # of m, at the current m
-    target = {"common": own[0], "own": own, "function": lambda m, active: own[active] + follow * m}[kind]
+    follow = 0.3 if kind == "mean" else 0.0  # of m, at the current m
+    # the target own[0] + follow m, as a mean of own[0] and the unit vectors with the shares 1 and m_k
+    target = own[0] if kind == "common" else own
+    shares = None
+    if kind == "mean":
+        aim, target = own[:1].expand(3, 3), torch.cat([own[:1], follow * torch.eye(3, dtype=torch.float64)])
+        shares = lambda m: torch.cat([torch.ones_like(m[:, :1]), m], dim=1)  # noqa: E731
     network = Network(linear(3))
     start = Weights(torch.zeros(3, 3, dtype=torch.float64), *torch.zeros(2, 3, 0, dtype=torch.float64))
     plan = plan_of(epochs=700, batch_size=6)  # full batches; the slowest direction converges as sqrt(0.9)^700 = 1e-16
-    found, _ = train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=Pull(mu, target))
+    found, _ = train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=Pull(mu, target, shares))
     for c in range(3):
         x, y = examples(clients, c)
         exact = torch.linalg.solve(x.T @ x / len(x) + (1 - follow) * mu[c].diag(), x.T @ y / len(x) + mu[c] * aim[c])

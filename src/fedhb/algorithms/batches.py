@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn import functional
 from fedhb.algorithms.base import Plan
 from fedhb.clients import Clients
 from fedhb.errors import InputError
+from fedhb.network import Network
 from fedhb.seeding import Randomness
 
 
@@ -38,6 +39,14 @@ class Batch:
     valid: Tensor | None
     generators: Sequence[torch.Generator]
     last_epoch: bool
+    _scaled: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def inputs(self, network: Network) -> Tensor:
+        """x as the network takes it, scaled once for all networks with the same scaling (a model and its gate)."""
+        key = id(network.scaling)
+        if key not in self._scaled:
+            self._scaled[key] = network.scaling(self.x, network.dtype)
+        return self._scaled[key]
 
 
 def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool = False) -> Iterator[Batch]:
@@ -66,16 +75,17 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
             full = min(counts) == most
             # padding repeats the first example: any finite input will do, its weight is zero
             held = torch.stack(parts if full else [torch.cat([p, p[:1].expand(most - len(p))]) for p in parts])
-            index = clients.train.rows[held].to(device)
+            rows = clients.train.rows[held].flatten().to(device)
             valid = None if full else (torch.arange(most) < torch.tensor(counts).unsqueeze(1)).to(torch.float32).to(device)
             own = [generators[k] for k in positions]
-            x = clients.train.x[index]
+            # whole rows are copied by index_select; x[rows] would fetch them number by number
+            x, y = (pool.index_select(0, rows).unflatten(0, held.shape) for pool in (clients.train.x, clients.train.y))
             if clients.augment:
                 x = crop_and_flip(x, own, counts)
             yield Batch(
                 active=slice(0, len(positions)) if positions == list(range(len(positions))) else torch.tensor(positions),
                 x=x,
-                y=clients.train.y[index],
+                y=y,
                 held=held.to(device),
                 counts=counts,
                 valid=valid,

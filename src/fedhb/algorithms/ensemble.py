@@ -26,7 +26,7 @@ from torch import Tensor
 from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem, mixture_prediction, start_weights, uniform
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.learners import PARTS, different_starts, one, side_by_side
-from fedhb.algorithms.sums import step, summarise_shared
+from fedhb.algorithms.sums import differences, step, summarise_shared
 from fedhb.clients import Clients
 from fedhb.seeding import Randomness
 
@@ -78,16 +78,14 @@ class Ensemble(FedAvg):
         """For each group, sum_i w_i (theta_i - theta_j) [K, d] and sum_i w_i [K]."""
         weight = found["examples"].double() if self.weighted else torch.ones_like(found["examples"].double())
         sums = summarise_shared(found, {}, weight)
-        group = received["group"].tolist()
-        sums["group_weight"] = torch.zeros(self.num_models, dtype=torch.float64)
-        for j, w in zip(group, weight.tolist(), strict=True):
-            sums["group_weight"][j] += w
+        members = [(received["group"] == j).nonzero().flatten() for j in range(self.num_models)]
+        sums["group_weight"] = torch.stack([weight[own].sum() for own in members])
         for key in PARTS:
             if key in received:
-                total = torch.zeros(self.num_models, found[key].shape[1], dtype=torch.float64, device=found[key].device)
-                for row, sent, j, w in zip(found[key], received[key], group, weight.tolist(), strict=True):
-                    total[j].add_(row - sent.double(), alpha=w)
-                sums[key] = total
+                sums[key] = torch.zeros(self.num_models, found[key].shape[1], dtype=torch.float64, device=found[key].device)
+                for total, own in zip(sums[key], members, strict=True):
+                    if len(own):
+                        total.copy_(differences(found[key][own], received[key][own[0]], weight[own]))
         return sums
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem, Stateless, mixture_prediction, start_weights, uniform
-from fedhb.algorithms.local import Pull, train
+from fedhb.algorithms.local import train
+from fedhb.algorithms.proximal import Pull
 from fedhb.algorithms.sums import average_shared, differences, shared_parts, step, summarise_shared
 from fedhb.clients import Clients
 from fedhb.network import Weights

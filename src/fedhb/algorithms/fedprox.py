@@ -13,7 +13,7 @@ import torch
 
 from fedhb.algorithms.base import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.local import Pull
+from fedhb.algorithms.proximal import Pull
 
 
 @dataclass(frozen=True)

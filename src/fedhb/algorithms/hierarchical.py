@@ -44,7 +44,8 @@ from fedhb.algorithms.base import (
     uniform,
 )
 from fedhb.algorithms.batches import Batch
-from fedhb.algorithms.local import Pull, train
+from fedhb.algorithms.local import train
+from fedhb.algorithms.proximal import Pull
 from fedhb.clients import Clients
 from fedhb.network import Weights
 from fedhb.seeding import SERVER, Randomness
@@ -135,13 +136,15 @@ class Hierarchical(Stateless, ABC):
         memory: Arrays,
         plan: Plan,
         rng: Randomness,
+        pull: Pull | None = None,
         beside: Callable[[Batch, Tensor], None] | None = None,
     ) -> tuple[Weights, Arrays]:
         """min over m_i of L_i by proximal SGD (eq:elbo_1_indiv): the expected loss on minibatches, the KL by its pull."""
         start = self.beginning(problem, received, clients)
         if "m" in memory:
             start.theta = torch.where(memory["seen"].bool(), memory["m"], start.theta)
-        pull = self.pull(problem, received, clients.sizes.to(problem.network.device)) if self.kl_weight > 0 else None
+        if pull is None and self.kl_weight > 0:
+            pull = self.pull(problem, received, clients.sizes.to(problem.network.device))
         weights, reports = train(
             problem.network, problem.likelihood, start, clients, plan, rng, pull=pull, p_do=self.p_do, beside=beside
         )

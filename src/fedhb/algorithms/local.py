@@ -1,46 +1,19 @@
-"""Local training of C clients at once: stochastic gradient steps, and the prior's pull as a proximal step.
-
-The step, for a loss with gradient g and a penalty mu/2 ||m - target||^2:
-
-    v  <- momentum v + g
-    m' <- m - lr v
-    m+ <- (m' + lr mu target) / (1 + lr mu)
-    v  <- v + (m' - m+) / lr
-
-It is stable for every mu, and bit-equal to plain SGD at mu = 0. Its fixed point is the minimiser of loss plus penalty: the last
-line makes the velocity that of the whole objective; without it the penalty would act (1 - momentum) times as strong.
-"""
+"""Local training of C clients at once: stochastic gradient steps on minibatches, with the prior's pull as a proximal step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from fedhb.algorithms.base import Plan
 from fedhb.algorithms.batches import Batch, batches
+from fedhb.algorithms.proximal import Momentum, Pull
 from fedhb.clients import Clients
 from fedhb.likelihood import Likelihood
 from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
-
-BLOCK = 2**14
-"""Coordinates updated at once: few enough for a step's passes over them to stay in a core's cache."""
-
-
-@dataclass(frozen=True)
-class Pull:
-    """The penalty mu/2 ||m - target||^2 of each client, per example.
-
-    Attributes:
-        mu: strength [1 or C, 1 or d].
-        target: [d] or [C, d], or a function of the current m [A, d] and of who is active that gives a fresh [A, d].
-    """
-
-    mu: Tensor
-    target: Tensor | Callable[[Tensor, slice | Tensor], Tensor]
 
 
 class Sgd:
@@ -67,18 +40,20 @@ class Sgd:
     ):
         self.network, self.weights, self.plan, self.p_do = network, weights, plan, p_do
         self.train_head = plan.train_head and weights.head.shape[1] > 0
-        self._theta = _Momentum(weights.theta, plan, pull)
-        self._head = _Momentum(weights.head, plan, head_pull) if self.train_head else None
+        self._theta = Momentum(weights.theta, plan, pull)
+        self._head = Momentum(weights.head, plan, head_pull) if self.train_head else None
         self._drops: dict[torch.Generator, Iterator[Tensor]] = {}
+        self._gradient: tuple[Tensor, Tensor | None] | None = None
         count = len(weights.theta)
         self._loss, self._score, self._examples = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)
 
     def step(self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None) -> None:
         """One step of every active client on its batch; the arguments are those of `gradients`."""
-        self.gradients(batch, likelihood, y, example_weights)
-        self._theta.step(batch.active)
-        if self._head is not None:
-            self._head.step(batch.active)
+        solvers = [self._theta] if self._head is None else [self._theta, self._head]
+        velocities = [solver.velocity[batch.active] for solver in solvers]  # views where `active` is a slice
+        self._differentiate(batch, likelihood, y, example_weights, velocities, self.plan.momentum)
+        for solver, v in zip(solvers, velocities, strict=True):
+            solver.step(batch.active, v)
 
     def gradients(
         self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None
@@ -94,6 +69,25 @@ class Sgd:
         Returns:
             For theta [A, d], and for the head [A, h] where it is trained; both are written anew by the next call.
         """
+        if self._gradient is None:  # once: memory of this size is dear to allocate
+            self._gradient = (
+                torch.empty_like(self.weights.theta),
+                torch.empty_like(self.weights.head) if self.train_head else None,
+            )
+        found = [part[: len(batch.counts)] for part in self._gradient if part is not None]
+        self._differentiate(batch, likelihood, y, example_weights, found, 0.0)
+        return found[0], found[1] if self.train_head else None
+
+    def _differentiate(
+        self,
+        batch: Batch,
+        likelihood: Likelihood,
+        y: Tensor | None,
+        example_weights: Tensor | None,
+        into: Sequence[Tensor],
+        keep: float,
+    ) -> None:
+        """into <- keep into + gradient, for theta [A, d] and, where it is trained, for the head [A, h]."""
         y = batch.y if y is None else y
         active = batch.active
         theta = self.weights.theta[active]  # a view where `active` is a slice
@@ -105,10 +99,12 @@ class Sgd:
             width = outputs.shape[1]
             target = y[rows, :width]
             each = likelihood.loss(outputs, target)
-            score = likelihood.score(outputs.detach(), target)
             if batch.valid is not None and client is None:
-                each, score = each * batch.valid.to(each.dtype), score * batch.valid.to(score.dtype)
+                each = each * batch.valid.to(each.dtype)
             if batch.last_epoch:
+                score = likelihood.score(outputs.detach(), target)
+                if batch.valid is not None and client is None:
+                    score = score * batch.valid.to(score.dtype)
                 seen = torch.arange(len(self._loss), device=theta.device)[active][rows]
                 self._loss[seen] += each.detach().sum(1).double()
                 self._score[seen] += score.sum(1).double()
@@ -117,24 +113,24 @@ class Sgd:
                 each = each * example_weights[rows, :width]
             return (each.sum(1) / counts[rows]).sum()
 
-        flat, dropped = theta.view(-1), self._dropped(batch)
-        kept = flat[dropped]
-        flat[dropped] = 0.0
+        dropped = None if self.p_do >= 1.0 else self._dropped(batch)
+        if dropped is not None:
+            flat, sunk = theta.view(-1), into[0].view(-1)
+            weight_kept, sunk_kept = flat[dropped], keep * sunk[dropped] if keep else 0.0
+            flat[dropped] = 0.0
         # a module that does not know the client axis may draw random numbers of its own
         seeds = [] if self.network.batches_clients else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
-        gradient = self._theta.gradient[: len(counts)]
-        head_gradient = None if self._head is None else self._head.gradient[: len(counts)]
-        self.network.value_and_grad(part, batch.x, loss, gradient, head_gradient, counts=batch.counts, seeds=seeds)
-        flat[dropped] = kept
-        gradient.view(-1)[dropped] = 0.0
+        head = into[1] if len(into) > 1 else None
+        self.network.value_and_grad(
+            part, batch.inputs(self.network), loss, into[0], head, counts=batch.counts, seeds=seeds, keep=keep
+        )
+        if dropped is not None:
+            flat[dropped], sunk[dropped] = weight_kept, sunk_kept  # a dropped weight has no gradient
         if not isinstance(active, slice):
             self.weights.buffers[active] = part.buffers
-        return gradient, head_gradient
 
     def _dropped(self, batch: Batch) -> Tensor:
         """Coordinates into the flattened [A, d] that this batch's dropout masks set to zero: the thinned m."""
-        if self.p_do >= 1.0:
-            return torch.zeros(0, dtype=torch.int64)
         parts = []
         for k, generator in enumerate(batch.generators):
             if generator not in self._drops:
@@ -145,66 +141,6 @@ class Sgd:
     def report(self) -> dict[str, Tensor]:
         """Mean loss and score of each client over its last epoch, and its number of examples [C]."""
         return {"loss": self._loss / self._examples, "score": self._score / self._examples}
-
-
-class _Momentum:
-    """The proximal momentum step on one block of coordinates [C, k], in place.
-
-    With a = lr mu / (1 + lr mu) the four lines of the module's docstring are two:
-
-        v <- (1 - a) (momentum v + g) + a / lr (m - target)
-        m <- m - lr v
-    """
-
-    def __init__(self, value: Tensor, plan: Plan, pull: Pull | None):
-        self.value, self.lr, self.momentum, self.pull = value, plan.lr, plan.momentum, pull
-        self.velocity = torch.zeros_like(value)
-        self.gradient = torch.empty_like(value)  # written anew in every step: memory of this size is dear to allocate
-        if pull is not None:
-            mu = pull.mu.to(value.dtype)
-            self.keep = 1.0 / (1.0 + plan.lr * mu)
-            self.decay, self.stiffness = plan.momentum * self.keep, mu * self.keep
-            one = mu.numel() == 1
-            self.common = tuple(float(c) for c in (self.decay, self.keep, self.stiffness)) if one else None
-            shape = (-1, value.shape[1])  # a strength that all coordinates share is one number, seen as a row
-            self.keep, self.decay, self.stiffness = (c.expand(*shape) for c in (self.keep, self.decay, self.stiffness))
-            self.offset = None if callable(pull.target) else self.stiffness * pull.target
-
-    def step(self, active: slice | Tensor) -> None:
-        """One step of the active clients, whose gradients are the first rows of `gradient`."""
-        m, v = self.value[active], self.velocity[active]
-        pull, target = self.pull, None
-        if pull is not None:
-            target = pull.target(m, active) if callable(pull.target) else None
-            decay, keep, stiffness = (_rows(c, active) for c in (self.decay, self.keep, self.stiffness))
-            offset = None if self.offset is None else _rows(self.offset, active)
-        for start in range(0, m.shape[1], BLOCK):
-            part = (slice(None), slice(start, start + BLOCK))
-            v_part, m_part, g_part = v[part], m[part], self.gradient[: len(m)][part]
-            if pull is None:
-                v_part.mul_(self.momentum).add_(g_part)
-            elif self.common is not None:  # one strength for all: numbers are cheaper than rows of them
-                decay_, keep_, stiffness_ = self.common
-                v_part.mul_(decay_).add_(g_part, alpha=keep_)
-                if offset is not None:
-                    v_part.add_(m_part, alpha=stiffness_).sub_(offset[part])
-                elif target is not None:
-                    gap = target[part]
-                    v_part.add_(torch.sub(m_part, gap, out=gap), alpha=stiffness_)
-            elif offset is not None:
-                v_part.mul_(decay[part]).addcmul_(g_part, keep[part]).addcmul_(m_part, stiffness[part]).sub_(offset[part])
-            elif target is not None:
-                gap = target[part]
-                torch.sub(m_part, gap, out=gap)
-                v_part.mul_(decay[part]).addcmul_(g_part, keep[part]).addcmul_(gap, stiffness[part])
-            m_part.add_(v_part, alpha=-self.lr)
-        if not isinstance(active, slice):
-            self.value[active], self.velocity[active] = m, v
-
-
-def _rows(values: Tensor, active: slice | Tensor) -> Tensor:
-    """The active clients' rows of values that each client has its own of [C, k], or all share [1, k]."""
-    return values if len(values) == 1 else values[active]
 
 
 def train(

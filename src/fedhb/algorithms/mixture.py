@@ -20,19 +20,20 @@ A prototype that no client of a round is near to keeps its place (the formula wo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Plan, Problem, mixture_prediction, repeat, start_weights
 from fedhb.algorithms.batches import Batch
 from fedhb.algorithms.hierarchical import Hierarchical
-from fedhb.algorithms.local import Pull, Sgd
+from fedhb.algorithms.local import Sgd
+from fedhb.algorithms.prototypes import Nearness, by_prototype
+from fedhb.algorithms.proximal import Pull
 from fedhb.algorithms.sums import average_shared, differences, shared_parts, step, summarise_shared
 from fedhb.clients import Clients
 from fedhb.likelihood import Categorical
@@ -114,18 +115,12 @@ class Mixture(Hierarchical):
         weights.buffers = server.get("buffers", weights.buffers)
         return weights
 
-    def pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull:
+    def pull(self, problem: Problem, received: Arrays, sizes: Tensor, near: Nearness | None = None) -> Pull:
         """mu = kl_weight / (sigma2 |D_i|), towards sum_j c(j|m) r_j with c at the current m: Jensen's bound, as in EM."""
         r = received["r"]
-        near = proximity(r)
-        scratch = torch.empty(len(sizes), r.shape[1], dtype=r.dtype, device=r.device)
-
-        def target(m: Tensor, active: slice | Tensor) -> Tensor:
-            return torch.mm((near(m) / self.sigma2).softmax(1), r, out=scratch[: len(m)])
-
         sizes = sizes[:1] if (sizes == sizes[0]).all() else sizes  # equal clients share one strength
         mu = (self.kl_weight / (self.sigma2 * sizes.to(r.dtype))).unsqueeze(1)
-        return Pull(mu, r[0] if len(r) == 1 else target)
+        return Pull(mu, r[0]) if len(r) == 1 else Pull(mu, r, (near or Nearness(r, self.sigma2)).responsibilities)
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """-log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2)), which is never negative."""
@@ -138,14 +133,16 @@ class Mixture(Hierarchical):
         K = len(received["r"])
         if K == 1:
             return super().local_update(problem, received, clients, memory, plan, rng)
-        near = proximity(received["r"])
+        near = Nearness(received["r"], self.sigma2)
         gate = Sgd(problem.network.gate(K), gate_weights(problem, received, len(clients)), replace(plan, train_head=False))
 
         def train_gate(batch: Batch, m: Tensor) -> None:
-            j_star = near(m).argmax(1)  # [A]
+            j_star = near.scores(m).argmax(1)  # [A]
             gate.step(batch, Categorical(K), y=j_star.unsqueeze(1).expand(batch.y.shape[:2]))
 
-        weights, reports = self.fit(problem, received, clients, memory, plan, rng, beside=train_gate)
+        # the next step's pull asks how near m is where the gate has asked: one answer serves both
+        pull = self.pull(problem, received, clients.sizes.to(problem.network.device), near) if self.kl_weight > 0 else None
+        weights, reports = self.fit(problem, received, clients, memory, plan, rng, pull, beside=train_gate)
         found = self.found(weights, received, reports) | {"beta": gate.weights.theta}
         if "beta_buffers" in received:
             found["beta_buffers"] = gate.weights.buffers
@@ -157,9 +154,9 @@ class Mixture(Hierarchical):
         c = distributions.responsibilities(m, r, self.sigma2).double()  # [C, K]
         ones = torch.ones_like(found["examples"])
         shared = {k: v for k, v in received.items() if k != "buffers"}
-        sums = {"c": c.sum(0), "r": _by_prototype(m, r, c), **summarise_shared(found, shared, ones)}
+        sums = {"c": c.sum(0), "r": by_prototype(m, r, c), **summarise_shared(found, shared, ones)}
         if "buffers" in received:
-            sums["prototype_buffers"] = _by_prototype(found["buffers"], received["buffers"], c)
+            sums["prototype_buffers"] = by_prototype(found["buffers"], received["buffers"], c)
         for key in ("beta", "beta_buffers"):
             if key in received:
                 sums[key] = differences(found[key], received[key], ones)
@@ -222,29 +219,8 @@ class Mixture(Hierarchical):
         return super().report(problem, server, summary) | own
 
 
-def proximity(r: Tensor) -> Callable[[Tensor], Tensor]:
-    """m [A, d] -> -||m - r_j||^2 / 2 [A, K], less that of the first prototype.
-
-    One product with the K - 1 offsets from the first prototype, which are small: nothing cancels, and m is read once.
-    """
-    offsets = r[1:] - r[0]
-    bias = offsets @ r[0] + 0.5 * offsets.square().sum(1)
-
-    def near(m: Tensor) -> Tensor:
-        # a matrix product with a single column is slow, a matrix-vector product is not
-        products = torch.mv(m, offsets[0]).unsqueeze(1) if len(offsets) == 1 else m @ offsets.T
-        return functional.pad(products - bias, (1, 0))
-
-    return near
-
-
 def gate_weights(problem: Problem, received: Arrays, count: int) -> Weights:
     """The gate's weights for `count` clients: beta under the gate's fixed random head."""
     network = problem.network.gate(len(received["r"]))
     buffers = received.get("beta_buffers", network.buffers)
     return Weights(repeat(received["beta"], count), repeat(network.head, count), repeat(buffers, count))
-
-
-def _by_prototype(found: Tensor, reference: Tensor, c: Tensor) -> Tensor:
-    """sum_i c(j|i) (found_i - reference_j) for found [C, k], reference [K, k], c [C, K] -> [K, k], in float64."""
-    return c.T @ found.double() - c.sum(0).unsqueeze(1) * reference.double()

@@ -26,8 +26,8 @@ from torch import Tensor
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Problem
 from fedhb.algorithms.hierarchical import Hierarchical
-from fedhb.algorithms.local import Pull
-from fedhb.algorithms.sums import average_shared, shared_parts, summarise_shared
+from fedhb.algorithms.proximal import Pull
+from fedhb.algorithms.sums import average_shared, blocks, differences, shared_parts, summarise_shared
 from fedhb.seeding import Randomness
 
 TINY = 1e-12
@@ -99,23 +99,21 @@ class NIW(Hierarchical):
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)."""
-        precision = self._precision(problem, received)
-        return 0.5 * torch.mv((m - received["m0"]).square(), precision).double()
+        precision, m0, found = self._precision(problem, received), received["m0"], torch.zeros(len(m)).to(m).double()
+        for part in blocks(m.shape[1]):
+            found += torch.mv((m[:, part] - m0[part]).square_(), precision[part]).double()
+        return 0.5 * found
 
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
         """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* the covariance that `kl` measures distances in."""
         precision = self._precision(problem, received) / self.p_do
-        return 0.5 * (self.eps**2 * precision.sum(dtype=torch.float64) - precision.log_().sum(dtype=torch.float64))
+        return 0.5 * (self.eps**2 * distributions.total(precision) - distributions.total(precision.log_()))
 
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""
-        m0, ones = received["m0"].double(), torch.ones_like(found["examples"])
-        total, squares = torch.zeros_like(m0), torch.zeros_like(m0)
-        for row in found["m"]:
-            difference = row - m0  # in float64, for row of any type, and row stays as it is
-            total.add_(difference)
-            squares.addcmul_(difference, difference)
-        return {"m": total, "squares": squares, **summarise_shared(found, received, ones)}
+        ones, squares = torch.ones_like(found["examples"]), torch.empty_like(received["m0"], dtype=torch.float64)
+        sums = differences(found["m"], received["m0"], ones, squares)
+        return {"m": sums, "squares": squares, **summarise_shared(found, received, ones)}
 
     def _scale(self, problem: Problem, m0: Tensor, scatter: Tensor) -> Tensor:
         """V0 [d] for the new m0 and mean_i (m_i - m0)^2 [d]: diag rho = p_do (m_i - m0)^2 + (1 - p_do) m0^2 is never negative."""

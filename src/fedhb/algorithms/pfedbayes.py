@@ -42,9 +42,11 @@ from fedhb.algorithms.base import (
     uniform,
 )
 from fedhb.algorithms.batches import batches
-from fedhb.algorithms.local import BLOCK, Sgd
+from fedhb.algorithms.local import Sgd
+from fedhb.algorithms.proximal import BLOCK
 from fedhb.algorithms.sums import SHARED, average_shared, differences, shared_parts, step, summarise_shared
 from fedhb.clients import Clients
+from fedhb.distributions import total
 from fedhb.seeding import SERVER, Randomness
 
 NAMES = {"theta": ("mu", "rho"), "head": ("head", "head_rho")}
@@ -215,7 +217,7 @@ class Pair:
 
     def kl(self) -> Tensor:
         """KL(q_i || w) [C]."""
-        return torch.stack([kl(row).sum(dtype=torch.float64) for row in self.values.unbind(1)])
+        return torch.stack([total(kl(row)) for row in self.values.unbind(1)])
 
 
 def kl(values: Tensor) -> Tensor:
