@@ -348,7 +348,7 @@ def test_the_result_has_the_keys_that_were_promised(tmp_path):
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result == run.result
     promised = {"algorithm", "dataset", "seed", "rounds", "global", "personalised", "holdout", "per_client", "communication"}
-    assert set(result) == promised | {"data", "seconds", "split"}
+    assert set(result) == promised | {"data", "executor", "seconds", "split"}
     assert (result["algorithm"], result["dataset"], result["seed"], result["rounds"]) == ("niw", "arrays", 5, 3)
     for metrics in (result["global"], result["personalised"], result["holdout"]["global"], result["holdout"]["personalised"]):
         assert list(metrics) == ["accuracy", "nll", "brier", "ece"]

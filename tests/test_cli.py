@@ -17,7 +17,7 @@ from fedhb.settings import Settings
 SMALL = ["--num-clients", "10", "--shards-per-client", "3", "--fraction", "0.5", "--rounds", "4", "--checkpoint-every", "2"]
 SMALL += ["--set", "model.hidden=16", "--batch-size", "20", "--personal-epochs", "1"]
 RESULT_KEYS = {"algorithm", "dataset", "seed", "rounds", "split", "global", "personalised", "holdout", "per_client"}
-RESULT_KEYS |= {"communication", "data", "seconds"}
+RESULT_KEYS |= {"communication", "data", "executor", "seconds"}
 
 
 @pytest.fixture

@@ -20,11 +20,10 @@ from fedhb import algorithms
 from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
 from fedhb.clients import Clients, Scaling
 from fedhb.engine import checkpoint
-from fedhb.engine.executor import InProcess
+from fedhb.engine.choose import Automatic
 from fedhb.engine.folder import RunFolder, as_json
 from fedhb.engine.keeper import Keeper, fingerprint_of
 from fedhb.engine.loop import Callback, State, Training, run
-from fedhb.engine.workers import Workers
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.models import check_model, default_likelihood, make_model
@@ -62,7 +61,7 @@ def fit(
     resume: bool = False,
     checkpoint_every: int = 10,
     device: str = "cpu",
-    workers: int = 1,
+    workers: int = 0,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
     settings_toml: Callable[[Mapping[str, str]], str] | None = None,
@@ -86,7 +85,7 @@ def fit(
         out: the folder for settings, records, result and checkpoints; None keeps nothing on disk.
         resume: go on where a run in `out` stopped.
         checkpoint_every: rounds between checkpoints.
-        device, workers: where it runs; workers=0 means one process per core.
+        device, workers: where it runs; workers=0 means as many processes as pay off, at most one per core.
         progress: show it.
         callbacks: told of every round.
         settings_toml, rebuild: for the command line: what settings.toml holds, and how `load` makes the model again.
@@ -145,16 +144,11 @@ def fit(
             folder.write("settings.toml", toml.encode())
             folder.write("problem.json", as_json(problem_record(result, head, batch_norm, rebuild)))
         keeper = Keeper(folder, constants, fingerprint, checkpoint_every, rounds, result.records)
-        shown = [RoundProgress(f"{algorithm.name} seed {seed}")] if progress else []
-        count = 1 if algorithm.pools else workers or os.cpu_count() or 1
-        executor = (
-            Workers(problem, algorithm, clients, state.store, count)
-            if count > 1
-            else InProcess(problem, algorithm, clients, state.store)
-        )
+        executor = Automatic(problem, algorithm, clients, state.store, training=training, done=state.done, workers=workers)
+        shown = [RoundProgress(f"{algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
         try:
             run(problem, algorithm, len(clients), training, state, executor, [*callbacks, keeper, *shown])
-            result.result = summary(result, clients, holdout, evaluate_on)
+            result.result = summary(result, clients, holdout, evaluate_on) | {"executor": executor.chosen}
             if folder is not None:
                 folder.write("result.json", as_json(result.result))
                 result.records = folder.rounds()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -14,8 +15,8 @@ from fedhb.engine.loop import State
 class RoundProgress:
     """A callback with round, loss, accuracy (of the clients on their own training data) and the time left."""
 
-    def __init__(self, label: str, console: Console | None = None):
-        self.label = label
+    def __init__(self, label: str, console: Console | None = None, note: Callable[[], str] = str):
+        self.label, self.note = label, note
         self.console = console or Console(stderr=True)
         self._bar: Progress | None = None
 
@@ -39,7 +40,7 @@ class RoundProgress:
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Move the bar, or print a line for every tenth of the rounds."""
         loss, score = record["loss"], record["score"]
-        status = f"loss {loss:.3f}  score {score:.3f}"
+        status = f"loss {loss:.3f}  score {score:.3f}{self.note()}"
         if self._bar is not None:
             self._bar.update(self._task, completed=state.done, status=status)
         elif state.done == self._rounds or state.done % max(1, self._rounds // 10) == 0:

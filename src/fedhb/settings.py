@@ -79,7 +79,7 @@ class Settings:
     batch_norm: str = _setting("running", "batch norm by running statistics, or by those of the batch: running or batch")
     seed: int = _setting(0, "seed of everything random")
     device: str = _setting("cpu", "cpu or cuda")
-    workers: int = _setting(1, "worker processes; 0: one per core")
+    workers: int = _setting(0, "worker processes; 0: as many as pay off")
     checkpoint_every: int = _setting(10, "rounds between checkpoints")
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Tables of the algorithms' own settings, and of the model's."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -30,7 +32,9 @@ from builders import (
 )
 from fedhb.algorithms import ALGORITHMS, Hierarchical
 from fedhb.algorithms.sums import add
-from fedhb.engine.executor import InProcess, Traffic
+from fedhb.engine.choose import Automatic
+from fedhb.engine.executor import InProcess, Traffic, chunk_size, deal
+from fedhb.engine.loop import Training
 from fedhb.engine.schedule import cohort
 from fedhb.engine.store import ClientStore
 from fedhb.engine.workers import Workers
@@ -239,7 +243,7 @@ def records(run: Any) -> list[dict[str, Any]]:
 
 
 def results(run: Any) -> dict[str, Any]:
-    return {key: value for key, value in run.result.items() if key != "seconds"}
+    return {key: value for key, value in run.result.items() if key not in ("seconds", "executor")}
 
 
 def memories(run: Any) -> dict[str, torch.Tensor]:
@@ -494,3 +498,95 @@ def test_memories_cost_no_file_handles(processes):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(store.memories) == 60
+
+
+def test_a_worker_that_dies_is_replaced_by_the_others(processes, caplog):
+    """Its chunk is trained again: the numbers are those of an undisturbed round."""
+    algorithm, who, prob = CASES["niw-last"], clients(), problem()
+    results_ = []
+    for victim in (False, True):
+        store = ClientStore()
+        executor = Workers(prob, algorithm, who, store, 2, chunk=1)
+        server = algorithm.start(prob, RNG)
+        try:
+            for round_number in range(3):
+                if victim and round_number == 1:
+                    os.kill(executor._workers[0].process.pid, signal.SIGKILL)
+                summary, _ = executor.run(server, range(len(who)), plan(algorithm), Randomness(5, round_number + 1))
+                server = algorithm.aggregate(prob, server, summary, RNG)
+                store.commit()
+        finally:
+            executor.close()
+        results_.append((server, store.memories))
+    (one, memory), (two, memory_two) = results_
+    assert same_bits(one, two) and all(same_bits(memory[client], memory_two[client]) for client in memory)
+    assert "a worker process died (exit code -9)" in caplog.text
+
+
+def test_all_workers_dead_is_an_error(processes):
+    algorithm, who, prob = CASES["fedavg-full"], clients(), problem()
+    executor = Workers(prob, algorithm, who, ClientStore(), 2, chunk=1)
+    server = algorithm.start(prob, RNG)
+    try:
+        executor.run(server, range(len(who)), plan(algorithm), RNG)
+        for worker in executor._workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="all worker processes died"):
+            executor.run(server, range(len(who)), plan(algorithm), RNG)
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("name", ["niw-last", "mixture-three", "fedbe-body", "pfedbayes-full"])
+def test_who_trains_a_chunk_does_not_matter(name, processes):
+    """One process, several, and one that hands over to several: the same bits, because sums are added in the chunks' order."""
+    algorithm, who, prob = CASES[name], clients(), problem()
+    training = Training(3, 1.0, plan(algorithm), "constant", 5)
+
+    def automatic(store: ClientStore, seconds: float) -> Automatic:
+        executor = Automatic(prob, algorithm, who, store, training=training)
+        executor.chunk = executor._here.chunk = 2
+        executor._workers, executor._decided = Workers(prob, algorithm, who, store, 2, 2), False
+        decide = executor._decide
+        executor._decide = lambda _, chunks: decide(seconds, chunks)
+        return executor
+
+    results_ = []
+    for make in (
+        lambda store: InProcess(prob, algorithm, who, store, 2),
+        lambda store: Workers(prob, algorithm, who, store, 3, 2),
+        lambda store: automatic(store, seconds=1.0),
+        lambda store: automatic(store, seconds=1e-6),
+    ):
+        store = ClientStore()
+        executor = make(store)
+        try:
+            server, _ = trained(algorithm, prob, who, executor, store, rounds=3)
+            if isinstance(executor, Automatic):
+                results_.append(executor.chosen["workers"])
+        finally:
+            executor.close()
+        results_.append((server, store.memories))
+    (one, memory), two, several, handed_over, alone, kept = results_
+    assert (several, alone) == (2, 1)
+    for other, memories_ in (two, handed_over, kept):
+        assert same_bits(one, other) and all(same_bits(memory[client], memories_[client]) for client in memory)
+
+
+@pytest.mark.parametrize(
+    ("count", "parts", "params", "chunk"),
+    [(10, 2, 200_960, 5), (10, 1, 200_960, 10), (100, 2, 200_960, 10), (7, 2, 2**21, 1), (3, 8, 100, 1), (1000, 2, 100, 63)],
+)
+def test_chunks_fill_a_cache_and_all_cores(count, parts, params, chunk):
+    class Linear:
+        batches_clients, num_params = True, params
+
+    assert chunk_size(Linear, count, parts) == chunk
+    chunks = deal([1] * count, range(count), chunk)
+    assert sorted(k for part in chunks for k in part) == list(range(count))
+    assert max(map(len, chunks)) - min(map(len, chunks)) <= 1 and max(map(len, chunks)) <= chunk
+
+
+def test_small_work_stays_in_one_process():
+    run = fit(fedhb.FedAvg(), None, rounds=1)
+    assert run.result["executor"] == {"workers": 1, "clients_at_once": 3}

@@ -337,7 +337,7 @@ def test_killed_before_any_file_operation(tmp_path):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_killed_or_interrupted_at_random_moments(how, tmp_path):
-    options = {"checkpoint_every": 2, "rounds": 80}
+    options = {"checkpoint_every": 2, "rounds": 300}
     whole = fit(tmp_path / "whole", **options)
     out, rng = tmp_path / "run", random.Random(0)
     for _ in range(8):

@@ -77,8 +77,12 @@ def step(reference: Tensor, difference: Tensor) -> Tensor:
 
 
 def add(total: Arrays | None, part: Arrays) -> Arrays:
-    """The sum of two summaries."""
-    return dict(part) if total is None else {key: total[key] + part[key] for key in part}
+    """The sum of two summaries, in place of the first."""
+    if total is None:
+        return dict(part)
+    for key, value in part.items():
+        total[key] += value
+    return total
 
 
 def num_bytes(arrays: Mapping[str, Tensor]) -> int:
