@@ -45,7 +45,7 @@ class Sgd:
         self._drops: dict[torch.Generator, Iterator[Tensor]] = {}
         self._gradient: tuple[Tensor, Tensor | None] | None = None
         count = len(weights.theta)
-        self._loss, self._score, self._examples = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)
+        self._totals = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)  # loss, score, examples
 
     def step(self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None) -> None:
         """One step of every active client on its batch; the arguments are those of `gradients`."""
@@ -99,19 +99,17 @@ class Sgd:
             width = outputs.shape[1]
             target = y[rows, :width]
             each = likelihood.loss(outputs, target)
-            if batch.valid is not None and client is None:
-                each = each * batch.valid.to(each.dtype)
+            valid = None if batch.valid is None or client is not None else batch.valid
+            if valid is not None:
+                each = each * valid.to(each.dtype)
+            sums = each.sum(1)
             if batch.last_epoch:
                 score = likelihood.score(outputs.detach(), target)
-                if batch.valid is not None and client is None:
-                    score = score * batch.valid.to(score.dtype)
-                seen = torch.arange(len(self._loss), device=theta.device)[active][rows]
-                self._loss[seen] += each.detach().sum(1).double()
-                self._score[seen] += score.sum(1).double()
-                self._examples[seen] += counts[rows].double()
+                hits = (score if valid is None else score * valid.to(score.dtype)).sum(1)
+                self._note(active, rows, torch.stack([sums.detach(), hits.to(sums.dtype), counts[rows]]))
             if example_weights is not None:
-                each = each * example_weights[rows, :width]
-            return (each.sum(1) / counts[rows]).sum()
+                sums = (each * example_weights[rows, :width]).sum(1)
+            return (sums / counts[rows]).sum()
 
         dropped = None if self.p_do >= 1.0 else self._dropped(batch)
         if dropped is not None:
@@ -138,9 +136,17 @@ class Sgd:
             parts.append(next(self._drops[generator]) + k * self.network.num_params)
         return torch.cat(parts)
 
+    def _note(self, active: slice | Tensor, rows: slice, sums: Tensor) -> None:
+        """Add the loss, score and examples [3, rows] of these rows of the active clients."""
+        if isinstance(active, slice):
+            self._totals[:, active][:, rows].add_(sums)
+        else:
+            self._totals[:, active[rows]] += sums
+
     def report(self) -> dict[str, Tensor]:
-        """Mean loss and score of each client over its last epoch, and its number of examples [C]."""
-        return {"loss": self._loss / self._examples, "score": self._score / self._examples}
+        """Mean loss and score of each client over its last epoch [C]."""
+        loss, score, examples = self._totals
+        return {"loss": loss / examples, "score": score / examples}
 
 
 def train(
