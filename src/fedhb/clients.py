@@ -98,8 +98,11 @@ class Scaling:
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The scaled inputs."""
-        x = x.to(dtype)
-        return x if self.is_identity else torch.sub(x, self.mean.to(dtype)).div_(self.std.to(dtype))
+        scaled = x.to(dtype)
+        if self.is_identity:
+            return scaled
+        mean, std = self.mean.to(dtype), self.std.to(dtype)
+        return (scaled.sub(mean) if scaled is x else scaled.sub_(mean)).div_(std)  # in place where it is a copy already
 
 
 @dataclass(frozen=True)
