@@ -128,6 +128,13 @@ def test_from_rows_keeps_the_data_sets_facts():
 # ---- select, hold_out, with_validation
 
 
+def test_sizes_are_counted_once_however_often_they_are_asked_for():
+    """Else a round that asks for the size of each of its clients would cost as much as there are clients in all."""
+    clients = Clients.from_arrays(pairs((4, 1, 3)))
+    assert clients.sizes is clients.sizes
+    assert clients.select([2, 0]).sizes.tolist() == [3, 4] and clients.sizes.tolist() == [4, 1, 3]
+
+
 def test_select_keeps_ids_and_examples():
     clients = Clients.from_arrays(pairs((2, 3, 4, 5)), pairs((1, 1, 1, 1)), ids=[10, 20, 30, 40]).with_validation(0.4, 0)
     chosen = clients.select([3, 1])
