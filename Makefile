@@ -28,8 +28,8 @@ lint: $(READY)  ## Lint, format and type checks
 docs: $(READY)  ## The API reference from docstrings, into site/
 	$(BIN)/pdoc --output-directory site --docformat google fedhb
 
-bench: $(READY)  ## What a round of each algorithm costs
-	$(BIN)/python benchmarks/rounds.py
+bench: $(READY)  ## Speed and memory on reference work, beside plain PyTorch (minutes; a quiet machine)
+	$(BIN)/fedhb bench
 
 clean:  ## Remove the environment and the demo's runs
 	rm -rf $(VENV) runs/demo site

@@ -27,7 +27,7 @@ LAYERS = (
     ("evaluation",),
     ("settings", "models", "run", "progress"),
     ("api",),
-    ("experiment",),
+    ("experiment", "bench"),
     ("cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""

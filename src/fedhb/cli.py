@@ -1,4 +1,4 @@
-"""The command line: `fedhb train | compare | predict | personalise | data | algorithms`.
+"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench`.
 
 Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Optional
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from fedhb.errors import DivergedError, InputError
@@ -207,6 +209,36 @@ def list_algorithms() -> None:
         for f in dataclasses.fields(cls):
             table.add_row("", f.name, str(f.default), f.metadata.get("help", ""))
     console.print(table)
+
+
+@app.command()
+def bench(
+    works: Annotated[Optional[list[str]], typer.Argument(metavar="[W1 W2 W3 W4]", help="which reference work [all]")] = None,  # noqa: UP045
+    json_file: Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help="write the results there too")] = None,  # noqa: UP045
+    repeats: Annotated[Optional[int], typer.Option(help="timed rounds of every contender [each work's own number]")] = None,  # noqa: UP045
+    full: Annotated[bool, typer.Option("--full", help="W2 with all of its images, not a fifth of them scaled")] = False,
+) -> None:
+    """Measure this machine's speed and memory on reference work: fedhb beside plain PyTorch, a hand-written limit and Flower."""
+    from fedhb.bench import check_names, tables
+    from fedhb.bench import run as run_benchmark
+
+    names = check_names(works or ())  # at once: what follows imports torch and takes minutes
+    if json_file is not None and not json_file.parent.is_dir():
+        raise InputError(f"--json {json_file}: there is no folder {json_file.parent}: make it first")
+    with Progress(*Progress.get_default_columns(), console=errors, transient=True) as bar:
+        rows: dict[str, Any] = {}
+
+        def tell(work: str, share: float, what: str) -> None:
+            if work not in rows:
+                rows.update({work: bar.add_task(work, total=1.0)})
+            bar.update(rows[work], completed=share, description=f"{work}: {what}")
+
+        results = run_benchmark(names, repeats, full, tell)
+    for table in tables(results):
+        console.print(table)
+    if json_file is not None:
+        json_file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        console.print(f"results in {json_file}", highlight=False)
 
 
 @data_app.callback()

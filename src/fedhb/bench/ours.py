@@ -1,0 +1,49 @@
+"""fedhb as a contender: rounds by its own loop, on the executor that a user would get."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedhb.algorithms import Algorithm, Problem, build
+from fedhb.bench.process import cores
+from fedhb.bench.task import SEED, Task
+from fedhb.clients import Clients
+from fedhb.engine.executor import InProcess
+from fedhb.engine.loop import State, Training, one_round
+from fedhb.engine.store import ClientStore
+from fedhb.engine.workers import Workers
+from fedhb.seeding import Randomness
+
+
+def make_executor(problem: Problem, algorithm: Algorithm, clients: Clients, store: ClientStore) -> InProcess | Workers:
+    """The executor that a user would get on this machine. The one place to change when the engine chooses by itself."""
+    count = 1 if algorithm.pools else cores()
+    return Workers(problem, algorithm, clients, store, count) if count > 1 else InProcess(problem, algorithm, clients, store)
+
+
+class Ours:
+    """One algorithm of fedhb at work on a task; `alone`: in this process on one thread, whatever the machine has."""
+
+    def __init__(self, name: str, task: Task, clients: Clients, alone: bool = False):
+        self.clients, self.problem, self.algorithm = clients, task.problem(clients), build(name)
+        self.state = State(server=self.algorithm.start(self.problem, Randomness(SEED)))
+        self.training = Training(10**6, task.fraction, task.plan(self.algorithm.update), "constant", SEED)
+        make = InProcess if alone else make_executor
+        self.executor = make(self.problem, self.algorithm, clients, self.state.store)
+
+    def __call__(self) -> None:
+        """One round."""
+        torch.set_num_threads(1)  # as `fit` does
+        one_round(self.problem, self.algorithm, len(self.clients), self.training, self.state, self.executor)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The server's network by the names of its tensors, for algorithms that keep one."""
+        network, server = self.problem.network, self.state.server
+        body = {slot.name: slot.of(server["theta"]) for slot in network.body_slots}
+        head = {slot.name: slot.of(server["head"]) for slot in network.head_slots if "head" in server}
+        return body | head | {slot.name: slot.of(server["buffers"]) for slot in network.buffer_slots if "buffers" in server}
+
+    def close(self) -> None:
+        """Stop its workers."""
+        self.executor.close()
