@@ -61,10 +61,11 @@ class Share:
 
     def select(self, positions: Sequence[int]) -> Share:
         """The same pool, held by the clients at these positions only."""
-        rows = [self.rows_of(k) for k in positions]
-        sizes = torch.tensor([len(r) for r in rows], dtype=torch.int64)
+        chosen = torch.tensor(list(positions), dtype=torch.int64)
+        sizes = self.sizes[chosen]
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        return Share(self.x, self.y, torch.cat(rows), offsets)
+        shift = self.offsets[chosen] - offsets[:-1]  # from where a client's rows begin here to where they begin in all
+        return Share(self.x, self.y, self.rows[torch.arange(int(offsets[-1])) + shift.repeat_interleave(sizes)], offsets)
 
 
 @dataclass(frozen=True)
