@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -153,6 +154,23 @@ def test_flower_does_the_same_work():
         assert agreement(theirs, plain.weights()) < 1e-6
     finally:
         flower.close()
+
+
+def test_a_flower_that_fails_is_left_out_with_what_it_said(monkeypatch):
+    monkeypatch.setattr(flower_peer, "_simulate", _say_and_end)
+    with pytest.raises(RuntimeError, match="no such backend"):
+        flower_peer.Flower(MLP)
+    monkeypatch.setattr(training, "missing", lambda: None)
+    monkeypatch.setattr(training, "cores", lambda: 1)
+    clients = MLP.clients()
+    results = training.side_by_side(
+        MLP, clients, {"handwritten": lambda: Handwritten(MLP, clients)}, 1, lambda share, what: None, settle=False
+    )
+    assert "flower" not in results and "no such backend" in results["notes"][0]
+
+
+def _say_and_end(pipe, task, actors, folder):
+    Path(folder, "log").write_text("no such backend")
 
 
 def test_ratios_and_quartiles():

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Optional
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from fedhb.errors import DivergedError, InputError
@@ -219,6 +218,8 @@ def bench(
     full: Annotated[bool, typer.Option("--full", help="W2 with all of its images, not a fifth of them scaled")] = False,
 ) -> None:
     """Measure this machine's speed and memory on reference work: fedhb beside plain PyTorch, a hand-written limit and Flower."""
+    from rich.progress import Progress
+
     from fedhb.bench import check_names, tables
     from fedhb.bench import run as run_benchmark
 

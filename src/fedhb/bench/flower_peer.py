@@ -7,6 +7,7 @@ turns with the other contenders; its start-up is measured apart.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import multiprocessing
@@ -42,7 +43,11 @@ class Flower:
         self._process = context.Process(target=_simulate, args=(theirs, task, cores(), self._folder.name))
         self._process.start()
         theirs.close()
-        self()
+        try:
+            self()
+        except RuntimeError:
+            self.close()
+            raise
         self.startup = time.perf_counter() - begun
 
     def __call__(self) -> None:
@@ -54,15 +59,16 @@ class Flower:
         return self._ask("weights")
 
     def _ask(self, what: str) -> Any:
-        self._pipe.send(what)
         try:
+            self._pipe.send(what)
             return self._pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise RuntimeError(f"Flower's simulation ended; the last of what it said:\n{self._log.read_text()[-2000:]}") from None
 
     def close(self) -> None:
         """End the simulation."""
-        self._pipe.send("stop")
+        with contextlib.suppress(OSError):  # it has ended by itself
+            self._pipe.send("stop")
         self._process.join(timeout=60)
         if self._process.is_alive():
             self._process.kill()
