@@ -30,7 +30,10 @@ def measure(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
     limits = {"handwritten_threads": lambda: Handwritten(size, clients, threads=cores())}
     if can_fork() and cores() > 1:
         limits["handwritten_processes"] = lambda: Handwritten(size, clients, processes=cores())
-    told = lambda share, what: tell(0.5 + 0.5 * share, what)  # noqa: E731
+
+    def told(share: float, what: str) -> None:
+        tell(0.5 + 0.5 * share, what)
+
     return side_by_side(size, clients, limits, repeats, told, settle=True) | {"algorithms": algorithms}
 
 
