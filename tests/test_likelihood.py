@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 from torch.nn import functional
 
-from fedhb.likelihood import Categorical, GaussianRegression, calibration_error
+from fedhb.likelihood import Categorical, GaussianRegression, calibration_error, loss_and_slope
 
 
 def normal(*shape, seed=0):
@@ -40,6 +40,20 @@ def test_loss_is_cross_entropy_per_example():
             torch.testing.assert_close(loss[c, b], -outputs[c, b].log_softmax(0)[y[c, b]])
     torch.testing.assert_close(Categorical(4).predictive(outputs), outputs.softmax(-1))
     assert Categorical(4).num_outputs == 4
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Categorical(4), GaussianRegression(2, centre=1.0, scale=3.0), GaussianRegression(4, noise=0.5)]
+)
+def test_the_slope_is_the_losss_derivative(likelihood):
+    outputs, (real, whole) = normal(3, 5, 4), (normal(3, 5, likelihood.num_outputs // 2), torch.arange(15).view(3, 5) % 4)
+    y = whole if isinstance(likelihood, Categorical) else real if likelihood.noise is None else normal(3, 5, 4, seed=7)
+    before = outputs.clone()
+    loss, slope = loss_and_slope(likelihood, outputs, y)
+    torch.testing.assert_close(loss, likelihood.loss(outputs, y), rtol=1e-14, atol=1e-14)
+    expected = torch.func.grad(lambda o: likelihood.loss(o, y).sum())(outputs)
+    torch.testing.assert_close(slope, expected, rtol=1e-13, atol=1e-14)
+    assert torch.equal(outputs, before) and not loss.requires_grad and not slope.requires_grad
 
 
 def test_score_is_being_right():

@@ -29,23 +29,23 @@ def labels(clients, batch, classes=3):
 
 
 def cross_entropy(y):
-    """The loss that `value_and_grad` asks for: the clients' mean losses, added up or one client's alone."""
+    """The slope that `differentiate` asks for: of the clients' mean losses, all of them or one client's alone."""
 
-    def loss(outputs, client):
+    def slope(outputs, client):
         target = y if client is None else y[client : client + 1, : outputs.shape[1]]
+        outputs = outputs.clone().requires_grad_()
         each = functional.cross_entropy(outputs.flatten(0, 1), target.flatten(), reduction="none")
-        return each.view(target.shape).mean(1).sum()
+        return torch.autograd.grad(each.view(target.shape).mean(1).sum(), outputs)[0]
 
-    return loss
+    return slope
 
 
 def gradients(network, weights, x, y, train_head=True, counts=None, seeds=None):
     count, batch = y.shape
     body = torch.full_like(weights.theta, torch.nan)  # whatever is not written stays NaN
     head = torch.full_like(weights.head, torch.nan) if train_head else None
-    network.value_and_grad(
-        weights, x, cross_entropy(y), body, head, counts=counts or [batch] * count, seeds=seeds or list(range(count))
-    )
+    bound = network.bind(weights, body, head)
+    bound.differentiate(x, cross_entropy(y), counts=counts or [batch] * count, seeds=seeds or list(range(count)))
     return body, head
 
 

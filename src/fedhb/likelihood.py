@@ -44,6 +44,23 @@ class Likelihood(Protocol):
         ...
 
 
+def loss_and_slope(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of each example [C, B], and its derivative in the outputs [C, B, out].
+
+    By the likelihood's own method of this name where it has one; it is worth writing where the outputs are few and autograd's
+    bookkeeping takes longer than the derivative itself.
+    """
+    own = getattr(likelihood, "loss_and_slope", None)
+    if own is not None:
+        found: tuple[Tensor, Tensor] = own(outputs, y)
+        return found
+    with torch.enable_grad():
+        outputs = outputs.detach().requires_grad_()
+        loss = likelihood.loss(outputs, y)
+        (slope,) = torch.autograd.grad(loss.sum(), outputs)
+    return loss.detach(), slope
+
+
 @dataclass(frozen=True)
 class Categorical:
     """Classification with a softmax link."""
@@ -58,6 +75,12 @@ class Categorical:
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Cross entropy per example."""
         return functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+
+    def loss_and_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """-log p_y, and p - e_y."""
+        log_p, true = outputs.log_softmax(-1), y.unsqueeze(-1)
+        loss = -log_p.gather(-1, true).squeeze(-1)
+        return loss, log_p.exp_().scatter_add_(-1, true, log_p.new_full((), -1.0).expand(true.shape))
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One where the likeliest class is the true one."""

@@ -244,50 +244,9 @@ class Network:
             return self._stack(self._views(weights.theta, weights.head), x)
         return torch.stack([functional_call(self.module, self._tensors(weights, c), (x[c],)) for c in range(count)])
 
-    def value_and_grad(
-        self,
-        weights: Weights,
-        x: Tensor,
-        loss: Callable[[Tensor, int | None], Tensor],
-        gradient: Tensor,
-        head_gradient: Tensor | None,
-        *,
-        counts: Sequence[int],
-        seeds: Sequence[int],
-        keep: float = 0.0,
-    ) -> None:
-        """Gradients of the clients' losses, each with respect to its own weights, in training mode.
-
-        Args:
-            weights: theta [C, d], head [C, h], buffers [C, b]; the buffers are updated in place.
-            x: inputs [C, B, ...], scaled.
-            loss: `loss(outputs, client)`: the sum of all clients' losses for outputs [C, B, out] (client None), or the loss
-                of one client for its outputs [1, counts[client], out].
-            gradient: where the gradient for theta goes [C, d]: gradient <- keep gradient + d loss / d theta.
-            head_gradient: where that for the head goes [C, h]; None where the head is not trained.
-            counts: the true number of examples of each client in the batch; the rest is padding.
-            seeds: a seed per client for randomness inside the module.
-            keep: with the momentum here, a velocity takes up the gradient without another pass; 0 writes it anew.
-        """
-        self.module.train()
-        places = {s.name: s.of(gradient) for s in self.body_slots}
-        if head_gradient is not None:
-            places |= {s.name: s.of(head_gradient) for s in self.head_slots}
-        if self._stack is not None:
-            tensors, tape = self._views(weights.theta, weights.head), Tape()
-            outputs = self._stack(tensors, x, tape).requires_grad_()
-            (slope,) = torch.autograd.grad(loss(outputs, None), outputs)
-            self._stack.backward(tensors, tape, slope, places, keep)
-            return
-        for c, (count, seed) in enumerate(zip(counts, seeds, strict=True)):
-            tensors = self._tensors(weights, c)
-            leaves = [tensors[name].requires_grad_() for name in places]
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                outputs = functional_call(self.module, tensors, (x[c, :count],))
-            grads = torch.autograd.grad(loss(outputs.unsqueeze(0), c), leaves)
-            for place, grad in zip(places.values(), grads, strict=True):
-                accumulate(place[c], grad, keep)
+    def bind(self, weights: Weights, gradient: Tensor, head_gradient: Tensor | None) -> Bound:
+        """These weights of C clients with the places of their gradients, [C, d] and [C, h] (None: the head is not trained)."""
+        return Bound(self, weights, gradient, head_gradient)
 
     def _views(self, theta: Tensor, head: Tensor) -> dict[str, Tensor]:
         body = {s.name: s.of(theta.detach()) for s in self.body_slots}
@@ -297,6 +256,58 @@ class Network:
         buffers = {s.name: s.of(weights.buffers[c]) for s in self.buffer_slots}
         counters = {n: b.clone() for n, b in self.module.named_buffers() if not b.is_floating_point()}  # no client's step stays
         return self._views(weights.theta[c], weights.head[c]) | buffers | counters
+
+
+class Bound:
+    """Weights of C clients, and where their gradients go, as the tensors of a module: views that are made once for many steps."""
+
+    def __init__(self, network: Network, weights: Weights, gradient: Tensor, head_gradient: Tensor | None):
+        self.network, self.weights = network, weights
+        self.places = {s.name: s.of(gradient) for s in network.body_slots}
+        if head_gradient is not None:
+            self.places |= {s.name: s.of(head_gradient) for s in network.head_slots}
+        self._tensors = network._views(weights.theta, weights.head)
+
+    def differentiate(
+        self,
+        x: Tensor,
+        slope: Callable[[Tensor, int | None], Tensor],
+        *,
+        counts: Sequence[int],
+        seeds: Sequence[int],
+        keep: float = 0.0,
+        scale: float = 1.0,
+    ) -> None:
+        """place <- keep place + scale gradient of each client's loss with respect to its own weights, in training mode.
+
+        With the momentum as `keep` a velocity takes up the gradient without another pass over it, and with keep = 1 and
+        scale = -lr the weights themselves do. keep = 0 writes anew. The buffers are updated in place.
+
+        Args:
+            x: inputs [C, B, ...], scaled.
+            slope: `slope(outputs, client)`: the derivative of the clients' losses in their outputs [C, B, out] (client None),
+                or of the loss of one client in its outputs [1, counts[client], out].
+            counts: the true number of examples of each client in the batch; the rest is padding.
+            seeds: a seed per client for randomness inside the module.
+            keep: what becomes of the places before.
+            scale: multiplies the gradient.
+        """
+        network = self.network
+        network.module.train()
+        if network._stack is not None:
+            tape = Tape()
+            outputs = network._stack(self._tensors, x, tape)
+            network._stack.backward(self._tensors, tape, slope(outputs, None), self.places, keep, scale)
+            return
+        for c, (count, seed) in enumerate(zip(counts, seeds, strict=True)):
+            tensors = network._tensors(self.weights, c)
+            leaves = [tensors[name].requires_grad_() for name in self.places]
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                outputs = functional_call(network.module, tensors, (x[c, :count],)).unsqueeze(0)
+            grads = torch.autograd.grad(outputs, leaves, slope(outputs.detach(), c))
+            for place, grad in zip(self.places.values(), grads, strict=True):
+                accumulate(place[c], grad, keep, scale)
 
 
 def _slots(tensors: Sequence[tuple[str, Tensor]]) -> tuple[Slot, ...]:

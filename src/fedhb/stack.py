@@ -73,34 +73,40 @@ class Stack:
         return x.detach()
 
     @torch.no_grad()
-    def backward(self, tensors: Mapping[str, Tensor], tape: Tape, g: Tensor, places: Mapping[str, Tensor], keep: float) -> None:
-        """place <- keep place + gradient for every tensor in `places`, from g = d loss / d outputs [C, B, out]."""
+    def backward(
+        self, tensors: Mapping[str, Tensor], tape: Tape, g: Tensor, places: Mapping[str, Tensor], keep: float, scale: float
+    ) -> None:
+        """place <- keep place + scale gradient for every tensor in `places`, from g = d loss / d outputs [C, B, out].
+
+        The places may be the tensors themselves: each is read for the last time before it changes.
+        """
         first = next(
             k for k, (name, _) in enumerate(self.layers) if any(_join(name, key) in places for key in ("weight", "bias"))
         )
         for k in range(len(self.layers) - 1, first - 1, -1):
             (name, layer), (x, y) = self.layers[k], tape[k]
             if isinstance(layer, nn.Linear):
-                if (place := places.get(_join(name, "weight"))) is not None:
-                    torch.baddbmm(place, g.mT, x, beta=keep, out=place)
-                if (place := places.get(_join(name, "bias"))) is not None:
-                    accumulate(place, g.sum(1), keep)
+                above = g
                 if k > first:
                     weight = _own(tensors, name, "weight", layer.weight, len(x))
                     assert weight is not None
-                    g = torch.bmm(g, weight)
+                    g = torch.bmm(above, weight)
+                if (place := places.get(_join(name, "weight"))) is not None:
+                    torch.baddbmm(place, above.mT, x, beta=keep, alpha=scale, out=place)
+                if (place := places.get(_join(name, "bias"))) is not None:
+                    accumulate(place, above.sum(1), keep, scale)
             elif isinstance(layer, nn.ReLU):
                 g = torch.ops.aten.threshold_backward(g, y, 0.0)
             else:
                 (g,) = torch.autograd.grad(y, x, g)
 
 
-def accumulate(place: Tensor, grad: Tensor, keep: float) -> None:
-    """place <- keep place + grad; with keep = 0, whatever was there (NaN too) is gone."""
-    if keep:
-        place.mul_(keep).add_(grad)
+def accumulate(place: Tensor, grad: Tensor, keep: float, scale: float) -> None:
+    """place <- keep place + scale grad; with keep = 0, whatever was there (NaN too) is gone."""
+    if keep == 0.0:
+        torch.mul(grad, scale, out=place)
     else:
-        place.copy_(grad)
+        (place if keep == 1.0 else place.mul_(keep)).add_(grad, alpha=scale)
 
 
 def _parts(layer: nn.Linear) -> tuple[tuple[str, Tensor], tuple[str, Tensor | None]]:

@@ -106,19 +106,20 @@ def pull(network, count):
     return Pull(torch.linspace(0.1, 0.5, count, dtype=torch.float64).unsqueeze(1), network.theta + 0.1)
 
 
-def result(network, who, rng=RNG, **options):
-    weights, reports = train(network, Categorical(CLASSES), initial(network, len(who)), who, PLAN, rng, **options)
+def result(network, who, rng=RNG, plan=PLAN, **options):
+    weights, reports = train(network, Categorical(CLASSES), initial(network, len(who)), who, plan, rng, **options)
     return {"theta": weights.theta, "head": weights.head, "buffers": weights.buffers} | reports
 
 
 @pytest.mark.parametrize("order", [[2, 5, 0, 3, 1, 4], [0, 1, 2, 3, 4, 5], [4, 2, 1]])
 @pytest.mark.parametrize("make", [mlp, batch_norm_net])
-def test_a_client_out_of_batches_stands_still(make, order):
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_client_out_of_batches_stands_still(momentum, make, order):
     """In a group of ragged clients each ends where it ends alone: weights, momentum (two epochs) and buffers."""
-    network, who = Network(make()), clients().select(order)
-    together = result(network, who)
+    network, who, plan = Network(make()), clients().select(order), replace(PLAN, momentum=momentum, train_head=True)
+    together = result(network, who, plan=plan)
     for k in range(len(who)):
-        alone = result(network, who.select([k]))
+        alone = result(network, who.select([k]), plan=plan)
         for key, value in alone.items():
             torch.testing.assert_close(together[key][k], value[0], rtol=1e-12, atol=1e-12, msg=lambda t, key=key: f"{key}: {t}")
 
@@ -160,11 +161,11 @@ def test_momentum_stands_still_too():
     solver = Sgd(network, weights, PLAN)
     first, second = list(batches(who, PLAN, RNG))
     solver.step(first, Categorical(CLASSES))
-    theta, velocity = weights.theta.clone(), solver._theta.velocity.clone()
+    theta, velocity = weights.theta.clone(), solver._parts[0].velocity.clone()
     rows = torch.tensor([2, 0])
     part = replace(second, active=rows, x=second.x[rows], y=second.y[rows], counts=[4, 4], generators=second.generators[:2])
     solver.step(part, Categorical(CLASSES))
-    assert torch.equal(weights.theta[1], theta[1]) and torch.equal(solver._theta.velocity[1], velocity[1])
+    assert torch.equal(weights.theta[1], theta[1]) and torch.equal(solver._parts[0].velocity[1], velocity[1])
     assert not torch.equal(weights.theta[0], theta[0]) and not torch.equal(weights.theta[2], theta[2])
 
 

@@ -67,14 +67,19 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
     bounds, offsets = [_bounds(n, width, merge_single) for n in sizes], clients.train.offsets.tolist()
     for epoch in range(plan.epochs):
         shuffled = [offsets[k] + torch.randperm(n, generator=g) for k, (n, g) in enumerate(zip(sizes, orders, strict=True))]
+        table = torch.stack(shuffled) if len(set(sizes)) == 1 else None  # [C, n]: clients of one size are cut together
         for s in range(max(len(b) for b in bounds)):
             positions = [k for k, b in enumerate(bounds) if s < len(b)]
-            parts = [shuffled[k][slice(*bounds[k][s])] for k in positions]
-            counts = [len(p) for p in parts]
-            most = max(counts)
-            full = min(counts) == most
-            # padding repeats the first example: any finite input will do, its weight is zero
-            held = torch.stack(parts if full else [torch.cat([p, p[:1].expand(most - len(p))]) for p in parts])
+            if table is not None:
+                held, full = table[:, slice(*bounds[0][s])], True
+                most, counts = held.shape[1], [held.shape[1]] * len(held)
+            else:
+                parts = [shuffled[k][slice(*bounds[k][s])] for k in positions]
+                counts = [len(p) for p in parts]
+                most = max(counts)
+                full = min(counts) == most
+                # padding repeats the first example: any finite input will do, its weight is zero
+                held = torch.stack(parts if full else [torch.cat([p, p[:1].expand(most - len(p))]) for p in parts])
             rows = clients.train.rows[held].flatten().to(device)
             valid = None if full else (torch.arange(most) < torch.tensor(counts).unsqueeze(1)).to(torch.float32).to(device)
             own = [generators[k] for k in positions]

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fedhb.algorithms.base import Plan
 from fedhb.algorithms.batches import Batch, batches
-from fedhb.algorithms.proximal import Momentum, Pull
+from fedhb.algorithms.proximal import Descent, Pull
 from fedhb.clients import Clients
-from fedhb.likelihood import Likelihood
-from fedhb.network import Network, Weights
+from fedhb.likelihood import Likelihood, loss_and_slope
+from fedhb.network import Bound, Network, Weights
 from fedhb.seeding import Randomness
 
 
@@ -40,20 +40,27 @@ class Sgd:
     ):
         self.network, self.weights, self.plan, self.p_do = network, weights, plan, p_do
         self.train_head = plan.train_head and weights.head.shape[1] > 0
-        self._theta = Momentum(weights.theta, plan, pull)
-        self._head = Momentum(weights.head, plan, head_pull) if self.train_head else None
+        self._parts = [Descent(weights.theta, plan, pull)]
+        if self.train_head:
+            self._parts.append(Descent(weights.head, plan, head_pull))
         self._drops: dict[torch.Generator, Iterator[Tensor]] = {}
-        self._gradient: tuple[Tensor, Tensor | None] | None = None
+        self._bound: dict[int, tuple[Bound, list[Tensor]]] = {}
+        self._gradient: list[Tensor] = []
         count = len(weights.theta)
         self._totals = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)  # loss, score, examples
 
     def step(self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None) -> None:
         """One step of every active client on its batch; the arguments are those of `gradients`."""
-        solvers = [self._theta] if self._head is None else [self._theta, self._head]
-        velocities = [solver.velocity[batch.active] for solver in solvers]  # views where `active` is a slice
-        self._differentiate(batch, likelihood, y, example_weights, velocities, self.plan.momentum)
-        for solver, v in zip(solvers, velocities, strict=True):
-            solver.step(batch.active, v)
+        active = batch.active
+        for part in self._parts:
+            part.aim(active)
+        bound, into = self._bind(active)
+        keep, scale = (self.plan.momentum, 1.0) if self.plan.momentum else (1.0, -self.plan.lr)
+        self._differentiate(batch, likelihood, y, example_weights, bound, into, keep, scale)
+        for part, gradient in zip(self._parts, into, strict=True):
+            part.step(active, gradient)
+        if not isinstance(active, slice) and not self.plan.momentum:
+            self.weights.theta[active], self.weights.head[active] = bound.weights.theta, bound.weights.head
 
     def gradients(
         self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None
@@ -69,14 +76,30 @@ class Sgd:
         Returns:
             For theta [A, d], and for the head [A, h] where it is trained; both are written anew by the next call.
         """
-        if self._gradient is None:  # once: memory of this size is dear to allocate
-            self._gradient = (
-                torch.empty_like(self.weights.theta),
-                torch.empty_like(self.weights.head) if self.train_head else None,
-            )
-        found = [part[: len(batch.counts)] for part in self._gradient if part is not None]
-        self._differentiate(batch, likelihood, y, example_weights, found, 0.0)
+        if not self._gradient:  # once: memory of this size is dear to allocate
+            self._gradient = [torch.empty_like(part.value) for part in self._parts]
+        found = [gradient[: len(batch.counts)] for gradient in self._gradient]
+        bound = self.network.bind(self._active(batch.active), found[0], found[1] if self.train_head else None)
+        self._differentiate(batch, likelihood, y, example_weights, bound, found, 0.0, 1.0)
         return found[0], found[1] if self.train_head else None
+
+    def _active(self, active: slice | Tensor) -> Weights:
+        """The weights of the active clients: views where `active` is a slice."""
+        return Weights(self.weights.theta[active], self.weights.head[active], self.weights.buffers[active])
+
+    def _bind(self, active: slice | Tensor) -> tuple[Bound, list[Tensor]]:
+        """The active clients' weights, and where their gradients go: to the velocities, or without momentum to the weights."""
+        if isinstance(active, slice) and active.stop in self._bound:
+            return self._bound[active.stop]
+        weights = self._active(active)
+        if self.plan.momentum:
+            into = [part.velocity[active] for part in self._parts]
+        else:
+            into = [weights.theta, weights.head][: len(self._parts)]
+        found = self.network.bind(weights, into[0], into[1] if self.train_head else None), into
+        if isinstance(active, slice):
+            self._bound[active.stop] = found
+        return found
 
     def _differentiate(
         self,
@@ -84,32 +107,29 @@ class Sgd:
         likelihood: Likelihood,
         y: Tensor | None,
         example_weights: Tensor | None,
+        bound: Bound,
         into: Sequence[Tensor],
         keep: float,
+        scale: float,
     ) -> None:
-        """into <- keep into + gradient, for theta [A, d] and, where it is trained, for the head [A, h]."""
+        """into <- keep into + scale gradient, for theta [A, d] and, where it is trained, for the head [A, h]."""
         y = batch.y if y is None else y
-        active = batch.active
-        theta = self.weights.theta[active]  # a view where `active` is a slice
-        part = Weights(theta, self.weights.head[active], self.weights.buffers[active])
-        counts = torch.tensor(batch.counts, dtype=self.network.dtype, device=theta.device)
+        active, theta = batch.active, bound.weights.theta
+        counts = torch.tensor(batch.counts, dtype=self.network.dtype, device=theta.device).unsqueeze(1)
 
-        def loss(outputs: Tensor, client: int | None) -> Tensor:
+        def slope(outputs: Tensor, client: int | None) -> Tensor:
             rows = slice(None) if client is None else slice(client, client + 1)
             width = outputs.shape[1]
             target = y[rows, :width]
-            each = likelihood.loss(outputs, target)
-            valid = None if batch.valid is None or client is not None else batch.valid
-            if valid is not None:
-                each = each * valid.to(each.dtype)
-            sums = each.sum(1)
+            each, slopes = loss_and_slope(likelihood, outputs, target)
+            valid = None if batch.valid is None or client is not None else batch.valid.to(each.dtype)
             if batch.last_epoch:
-                score = likelihood.score(outputs.detach(), target)
-                hits = (score if valid is None else score * valid.to(score.dtype)).sum(1)
-                self._note(active, rows, torch.stack([sums.detach(), hits.to(sums.dtype), counts[rows]]))
-            if example_weights is not None:
-                sums = (each * example_weights[rows, :width]).sum(1)
-            return (sums / counts[rows]).sum()
+                both = torch.stack([each, likelihood.score(outputs, target).to(each.dtype)])
+                self._note(active, rows, (both if valid is None else both * valid).sum(2), counts[rows, 0])
+            weight = 1.0 / counts[rows]
+            for factor in (valid, None if example_weights is None else example_weights[rows, :width]):
+                weight = weight if factor is None else weight * factor
+            return slopes * weight.unsqueeze(-1)
 
         dropped = None if self.p_do >= 1.0 else self._dropped(batch)
         if dropped is not None:
@@ -118,14 +138,11 @@ class Sgd:
             flat[dropped] = 0.0
         # a module that does not know the client axis may draw random numbers of its own
         seeds = [] if self.network.batches_clients else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
-        head = into[1] if len(into) > 1 else None
-        self.network.value_and_grad(
-            part, batch.inputs(self.network), loss, into[0], head, counts=batch.counts, seeds=seeds, keep=keep
-        )
+        bound.differentiate(batch.inputs(self.network), slope, counts=batch.counts, seeds=seeds, keep=keep, scale=scale)
         if dropped is not None:
             flat[dropped], sunk[dropped] = weight_kept, sunk_kept  # a dropped weight has no gradient
         if not isinstance(active, slice):
-            self.weights.buffers[active] = part.buffers
+            self.weights.buffers[active] = bound.weights.buffers
 
     def _dropped(self, batch: Batch) -> Tensor:
         """Coordinates into the flattened [A, d] that this batch's dropout masks set to zero: the thinned m."""
@@ -136,12 +153,14 @@ class Sgd:
             parts.append(next(self._drops[generator]) + k * self.network.num_params)
         return torch.cat(parts)
 
-    def _note(self, active: slice | Tensor, rows: slice, sums: Tensor) -> None:
-        """Add the loss, score and examples [3, rows] of these rows of the active clients."""
+    def _note(self, active: slice | Tensor, rows: slice, sums: Tensor, examples: Tensor) -> None:
+        """Add the loss and score [2, rows] and examples [rows] of these rows of the active clients."""
         if isinstance(active, slice):
-            self._totals[:, active][:, rows].add_(sums)
+            totals = self._totals[:, active][:, rows]
+            totals[:2] += sums
+            totals[2] += examples
         else:
-            self._totals[:, active[rows]] += sums
+            self._totals[:, active[rows]] += torch.cat([sums, examples.unsqueeze(0)])
 
     def report(self) -> dict[str, Tensor]:
         """Mean loss and score of each client over its last epoch [C]."""

@@ -44,49 +44,68 @@ class Pull:
         return self.target if self.shares is None else self.shares(m) @ self.target
 
 
-class Momentum:
-    """The proximal momentum step on one block of coordinates [C, k], in place.
+class Descent:
+    """The proximal momentum step on some of the weights of C clients [C, k], in place.
 
-    With v <- momentum v + g done, the other lines of the module's docstring are two:
+    With v <- momentum v + g done, the other lines of the module's docstring are two, and without momentum, with
+    m <- m - lr g done, they are one:
 
-        v <- keep (v + mu (m - target)),   keep = 1 / (1 + lr mu)
-        m <- m - lr v
+        v <- keep v + keep mu (m - target),   m <- m - lr v,         keep = 1 / (1 + lr mu)
+        m <- keep m + (1 - keep) target
     """
 
     def __init__(self, value: Tensor, plan: Plan, pull: Pull | None):
         self.value, self.lr, self.pull = value, plan.lr, pull
-        self.velocity = torch.zeros_like(value)
+        self.velocity = torch.zeros_like(value) if plan.momentum else value.new_zeros(0)
+        self._shares: Tensor | None = None
         if pull is not None:
             mu = pull.mu.to(value.dtype)
             self.keep = 1.0 / (1.0 + plan.lr * mu)
-            self.stiffness = mu * self.keep
+            self.stiffness = mu * self.keep if plan.momentum else -plan.lr * mu * self.keep
             self.offset = None if pull.shares else -self.stiffness * pull.target
             self.scratch = value.new_empty(len(value), min(BLOCK, value.shape[1]))
 
-    def step(self, active: slice | Tensor, v: Tensor) -> None:
-        """One step of the active clients, v [A, k] being momentum v + g."""
-        m = self.value[active]
-        shares = None if self.pull is None or self.pull.shares is None else self.pull.shares(m)
-        for start in range(0, m.shape[1], BLOCK):
-            part = slice(start, start + BLOCK)
+    def aim(self, active: slice | Tensor) -> None:
+        """Where the pull goes, at the m that the gradient is taken at."""
+        if self.pull is not None and self.pull.shares is not None:
+            self._shares = self.pull.shares(self.value[active])
+
+    def step(self, active: slice | Tensor, into: Tensor) -> None:
+        """What is left to do for the active clients: `into` [A, k] is momentum v + g, or m - lr g without momentum."""
+        if not len(self.velocity):
             if self.pull is not None:
-                self._draw(m[:, part], v[:, part], shares, active, part)
+                for part in self._blocks():
+                    self._draw(None, into[:, part], active, part)
+            return
+        m, v = self.value[active], into
+        for part in self._blocks():
+            if self.pull is not None:
+                self._draw(m[:, part], v[:, part], active, part)
             m[:, part].add_(v[:, part], alpha=-self.lr)
         if not isinstance(active, slice):
             self.value[active], self.velocity[active] = m, v
 
-    def _draw(self, m: Tensor, v: Tensor, shares: Tensor | None, active: slice | Tensor, part: slice) -> None:
-        """v <- keep v + keep mu (m - target) on these columns."""
+    def _blocks(self) -> list[slice]:
+        return [slice(start, start + BLOCK) for start in range(0, self.value.shape[1], BLOCK)]
+
+    def _draw(self, m: Tensor | None, x: Tensor, active: slice | Tensor, part: slice) -> None:
+        """x <- keep x + stiffness (m - target) on these columns, with m = 0 where there is none."""
         assert self.pull is not None
-        gap = self.scratch[: len(m), : m.shape[1]]
         keep, stiffness = (_cut(c, active, part) for c in (self.keep, self.stiffness))
-        if self.offset is not None:
-            _add_scaled(_cut(self.offset, active, part), m, stiffness, out=gap)
+        gap = self.scratch[: len(x), : x.shape[1]]
+        if self.offset is None:
+            assert self._shares is not None
+            points = self.pull.target[:, part]
+            if m is None:
+                torch.mm(self._shares, points, out=gap).neg_()
+            else:
+                torch.addmm(m, self._shares, points, alpha=-1.0, out=gap)
+            _add_scaled(gap.mul_(stiffness), x, keep, out=x)
+        elif m is None:
+            _add_scaled(_cut(self.offset, active, part), x, keep, out=x)
         else:
-            assert shares is not None
-            torch.addmm(m, shares, self.pull.target[:, part], alpha=-1.0, out=gap)
-            gap.mul_(stiffness)
-        _add_scaled(gap, v, keep, out=v)
+            _add_scaled(_cut(self.offset, active, part), m, stiffness, out=gap)
+            _add_scaled(gap, x, keep, out=x)
 
 
 def _cut(values: Tensor, active: slice | Tensor, part: slice) -> Tensor:
