@@ -65,18 +65,14 @@ def test_the_kl_is_that_of_two_normals() -> None:
 
 def test_the_slopes_are_those_of_autograd() -> None:
     values = some_values().requires_grad_()
-    (slope,) = torch.autograd.grad(kl(values).sum(), values, create_graph=True)
-    (in_mean,) = torch.autograd.grad(slope[0].sum(), values, retain_graph=True)
-    (in_prior_mean,) = torch.autograd.grad(slope[2].sum(), values)
+    (slope,) = torch.autograd.grad(kl(values).sum(), values)
     mean, rho, prior_mean, prior_rho = values.detach()
-    q = kl_of_q(mean - prior_mean, softplus(rho), rho.sigmoid(), softplus(prior_rho))
+    q = kl_of_q(softplus(rho), rho.sigmoid(), softplus(prior_rho))
     w = kl_of_w(prior_mean - mean, softplus(rho), prior_rho.sigmoid(), softplus(prior_rho))
-    for j, (ours, _) in enumerate([*q, *w]):
+    for row, (ours, curvature) in ((1, q), (3, w)):
         # Where the two terms of a slope in rho cancel, what is left rounds relative to the terms, which are near one.
-        torch.testing.assert_close(ours, slope[j].detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(q[0][1], in_mean[0], rtol=1e-13, atol=0)
-    torch.testing.assert_close(w[0][1], in_prior_mean[2], rtol=1e-13, atol=0)
-    assert all((curvature >= 0).all() for _, curvature in [*q, *w])
+        torch.testing.assert_close(ours, slope[row], rtol=1e-12, atol=1e-12)
+        assert (curvature >= 0).all()
 
 
 # ---- the steps
@@ -89,7 +85,7 @@ def linear_gaussian(*sizes: int) -> tuple[Problem, Clients]:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_update_by_hand(momentum: float) -> None:
-    """Three full batches of one client: reparametrised noise, slopes by autograd, q_i first and w after it."""
+    """Three full batches of one client: reparametrised noise, slopes by autograd; proximal steps of the means by their minima."""
     problem, clients = linear_gaussian(6)
     algorithm, lr, n = PFedBayes(zeta=0.7, rho0=-1.0), 0.05, 6
     received, memory = algorithm.start(problem, RNG), algorithm.remember(problem, clients)
@@ -101,27 +97,42 @@ def test_the_update_by_hand(momentum: float) -> None:
     velocity, source = torch.zeros_like(values), RNG(0, "weights")
     for _ in range(3):
         noise = torch.randn(3, generator=source).double()
-        for rows in ([0, 1], [2, 3]):  # q, then w
+        leaf = values.clone().requires_grad_()
+        theta = leaf[0] + softplus(leaf[1]) * noise
+        (loss,) = torch.autograd.grad(0.5 * ((y - x @ theta) / NOISE).square().mean(), leaf)
+        k = algorithm.zeta / n / softplus(values[3]).square()
+
+        def rho_step(row: int, loss: Tensor | float, curvature: Tensor) -> None:
             leaf = values.clone().requires_grad_()
-            theta = leaf[0] + softplus(leaf[1]) * noise
-            loss = 0.5 * ((y - x @ theta) / NOISE).square().mean() if rows == [0, 1] else 0.0
-            (slope,) = torch.autograd.grad(loss + algorithm.zeta / n * kl(leaf).sum(), leaf)
-            mean, rho, prior_mean, prior_rho = values
-            slopes = (
-                kl_of_q(mean - prior_mean, softplus(rho), rho.sigmoid(), softplus(prior_rho))
-                if rows == [0, 1]
-                else kl_of_w(prior_mean - mean, softplus(rho), prior_rho.sigmoid(), softplus(prior_rho))
-            )
-            for j, row in enumerate(rows):
-                velocity[row] = (momentum * velocity[row] + slope[row]) / (1 + lr * algorithm.zeta / n * slopes[j][1])
-            for row in rows:
-                values[row] -= lr * velocity[row]
-    ours = torch.stack([remembered["mu"][0], remembered["rho"][0], found["mu"][0], found["rho"][0]])
+            (slope,) = torch.autograd.grad(algorithm.zeta / n * kl(leaf).sum(), leaf)
+            velocity[row] = (momentum * velocity[row] + slope[row] + loss) / (1 + lr * algorithm.zeta / n * curvature)
+            values[row] -= lr * velocity[row]
+
+        rho_step(1, loss[1], kl_of_q(softplus(values[1]), values[1].sigmoid(), softplus(values[3]))[1])
+        old = values[[0, 2]].clone()
+        q, w = old[0] - lr * (momentum * velocity[0] + loss[0]), old[1] - lr * momentum * velocity[2]
+        values[2] = (w / lr + k * q) / (1 / lr + k)  # the minimum of |x - w|^2 / 2 lr + k |x - q|^2 / 2
+        values[0] = (q / lr + k * values[2]) / (1 / lr + k)
+        velocity[[0, 2]] = (old - values[[0, 2]]) / lr
+        rho_step(3, 0.0, kl_of_w(values[2] - values[0], softplus(values[1]), values[3].sigmoid(), softplus(values[3]))[1])
+    ours = torch.stack([*(remembered[key][0] + found[key][0] for key in ("mu", "rho")), found["mu"][0], found["rho"][0]])
     # Sums of six squares in another order; slopes of a few units.
     torch.testing.assert_close(ours, values, rtol=0, atol=1e-13)
     assert (values[2:] - torch.stack([received["mu"], received["rho"]])).abs().amax(1).min() > 1e-4  # w moves, both parts
-    assert remembered["seen"].item() == 1.0
     assert found["kl"].item() == pytest.approx(kl(values).sum().item(), rel=1e-12)
+
+
+class Held(Pair):
+    """A pair whose w stays where it is."""
+
+    def step(self, active: slice | Tensor, gradient: Tensor) -> None:
+        w = self.values[2:].clone()
+        super().step(active, gradient)
+        self.values[2:], self.velocities[2:] = w, 0.0
+
+    def _pull(self, value: Tensor, velocity: Tensor, target: Tensor, stiffness: Tensor) -> None:
+        if value.data_ptr() != self.values[2].data_ptr():
+            super()._pull(value, velocity, target, stiffness)
 
 
 def mean_field(zeta: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -144,12 +155,11 @@ def mean_field(zeta: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 def test_with_w_fixed_it_finds_the_mean_field_posterior(zeta: float) -> None:
     """With the expected gradients: (A mu - b) / n in theta, and E[gradient noise] = A_kk sigma / n in sigma."""
     A, b, w, mu, variance = mean_field(zeta)
-    pair = Pair(torch.stack([*w, *w]).unsqueeze(1), torch.full((1, 1), zeta / 8).double(), plan_of(lr=0.05))
+    pair = Held(torch.stack([*w, *w]).unsqueeze(1), torch.full((1, 1), zeta / 8).double(), plan_of(lr=0.05))
     for _ in range(1200):
         gradient = (A @ pair.values[0, 0] - b) / 8
         pair.noise[0] = A.diagonal() * softplus(pair.values[1, 0]) / 8 / gradient
         pair.step(slice(0, 1), gradient.unsqueeze(0))
-        pair.values[2:], pair.velocities[2:] = w.unsqueeze(1), 0.0
     # The slowest direction, rho, keeps 1 - lr zeta / (8 (1 - momentum)) or so a step: 0.981^1200 = 1e-10 of the way is left.
     torch.testing.assert_close(pair.values[0, 0], mu, rtol=0, atol=1e-8)
     torch.testing.assert_close(softplus(pair.values[1, 0]).square(), variance, rtol=1e-7, atol=0)
@@ -159,14 +169,13 @@ def test_with_w_fixed_its_own_noise_finds_the_mean_field_posterior() -> None:
     """Many copies of one client, each with noise of its own; at last small steps, so that rho hardly fluctuates."""
     A, b, w, mu, variance = mean_field(zeta=1.0)
     copies = 250
-    pair = Pair(torch.stack([*w, *w]).unsqueeze(1).repeat(1, copies, 1), torch.full((copies, 1), 1 / 8).double(), plan_of())
+    pair = Held(torch.stack([*w, *w]).unsqueeze(1).repeat(1, copies, 1), torch.full((copies, 1), 1 / 8).double(), plan_of())
     everyone, generators = slice(0, copies), [generator(c) for c in range(copies)]
     for lr, steps in ((0.01, 200), (0.002, 400)):
         pair.plan = plan_of(lr=lr)
         for _ in range(steps):
             theta = pair.draw(everyone, generators)
             pair.step(everyone, (theta @ A - b) / 8)
-            pair.values[2:], pair.velocities[2:] = w.unsqueeze(1), 0.0
     for ours, exact, scale in (
         (pair.values[0], mu, variance.sqrt()),
         (softplus(pair.values[1]).square(), variance, variance),
@@ -184,11 +193,9 @@ def test_no_zeta_is_too_stiff() -> None:
     received = algorithm.start(problem, RNG)
     memory = algorithm.remember(problem, clients)
     memory["mu"] += 1.0
-    memory["seen"] += 1.0
     found, memory = algorithm.local_update(problem, received, clients, memory, plan_of(epochs=40), RNG)
-    # The client pulls q_i to w in the first step and stays there.
-    torch.testing.assert_close(memory["mu"], found["mu"], rtol=0, atol=1e-3)
-    torch.testing.assert_close(found["mu"], received["mu"].expand(2, -1), rtol=0, atol=1e-3)
+    # They meet in the first step and stay together.
+    assert memory["mu"].abs().max() < 1e-6
     assert all(torch.isfinite(value).all() for value in [*found.values(), *memory.values()])
 
 
@@ -196,15 +203,39 @@ def test_a_head_that_was_not_sent_is_pulled_nowhere() -> None:
     clients = labelled(9, 6)
     problem = problem_of(mlp(4, 5, 3), clients)
     for update in ("body", "full"):
-        algorithm = PFedBayes(zeta=1e6, update=update, num_samples=0)
-        memory = algorithm.remember(problem, clients)
-        mine = algorithm.personalise(
-            problem, algorithm.start(problem, RNG), clients, memory, plan_of(epochs=3, train_head=True), RNG
-        )
-        # What zeta holds moves by about 1e-9, what it does not by lr times slopes near one.
-        moved = (mine.head[:, 0] - problem.network.head).abs().amax(1)
-        assert (moved > 1e-2).all() if update == "body" else (moved < 1e-6).all()
-        assert (mine.theta[:, 0] - problem.network.theta).abs().max() < 1e-6
+        algorithm = PFedBayes(zeta=1e6, update=update)
+        memory, received = algorithm.remember(problem, clients), algorithm.start(problem, RNG)
+        pairs, _, _ = algorithm.fit(problem, received, clients, memory, plan_of(epochs=3, train_head=True), RNG)
+        moved = (pairs["head"].values[0] - problem.network.head).abs().amax(1)
+        assert (moved > 1e-2).all()
+        # Where zeta holds q_i and w together they are within 1e-9 or so; a head without a prior leaves its w behind.
+        gaps = {key: (pair.values[0] - pair.values[2]).abs().amax(1) for key, pair in pairs.items()}
+        assert (gaps["theta"] < 1e-6).all()
+        torch.testing.assert_close(gaps["head"], moved if update == "body" else torch.zeros(2).double(), rtol=0, atol=1e-6)
+
+
+# ---- a very strong prior makes it FedAvg
+
+
+@pytest.mark.parametrize("update", ["body", "full"])
+def test_with_a_strong_prior_and_no_width_it_is_fedavg(update: str) -> None:
+    """q_i and w are one, and go the whole way of SGD: a strong coupling holds them to each other and not in place."""
+    clients = labelled(9, 6, 7)
+    problem = problem_of(mlp(4, 5, 3), clients)
+    strong, fedavg = PFedBayes(zeta=1.0, rho0=-16.0, update=update), FedAvg(update=update)
+    plan, server, plain = plan_of(epochs=3, train_head=update == "full"), strong.start(problem, RNG), fedavg.start(problem, RNG)
+    memory = strong.remember(problem, clients)
+    for number in (1, 2):  # in the second round clients begin at the new w
+        rng = dataclasses.replace(RNG, round=number)
+        found, memory = strong.local_update(problem, server, clients, memory, plan, rng)
+        theirs, _ = fedavg.local_update(problem, plain, clients, {}, plan, rng)
+        # sigma is 1e-7 and lr k 1e12; nine steps let the difference that the draws make grow some ten times
+        for key, other in (("mu", "theta"), *((("head", "head"),) if update == "full" else ())):
+            torch.testing.assert_close(found[key], theirs[other], rtol=0, atol=1e-5)
+            assert memory[key].abs().max() < 1e-5
+        server = strong.aggregate(problem, server, strong.summarise(problem, server, found, rng), rng)
+        plain = fedavg.aggregate(problem, plain, fedavg.summarise(problem, plain, theirs, rng), rng)
+    assert (server["mu"] - problem.network.theta).abs().max() > 1e-2
 
 
 # ---- without a prior and without width it is fine-tuning
@@ -222,6 +253,7 @@ def test_without_prior_and_width_the_personal_model_is_trained_as_in_fedavg(make
     found, mine = narrow.local_update(problem, server, clients, memory, plan, RNG)
     theirs, _ = fedavg.local_update(problem, plain, clients, {}, plan, RNG)
     # sigma = 1e-13; nine steps, through a batch norm over as few as two examples, let a difference grow some hundred times.
+    mine = {key: value + server[key] for key, value in mine.items()}
     torch.testing.assert_close(mine["mu"], theirs["theta"], rtol=0, atol=1e-9)
     assert ("head" in mine) == (update == "full")
     for key in ("loss", "score", *(key for key in ("buffers",) if key in theirs)):
@@ -236,13 +268,13 @@ def test_without_prior_and_width_the_personal_model_is_trained_as_in_fedavg(make
     assert ((ours["head"][:, 0] - problem.network.head).abs().amax(1) > 1e-3).all()
     with_width = dataclasses.replace(narrow, rho0=-3.0)
     _, wide = with_width.local_update(problem, with_width.start(problem, RNG), clients, memory, plan, RNG)
-    assert (wide["mu"] - mine["mu"]).abs().max() > 1e-3  # noise matters
+    assert (wide["mu"] + server["mu"] - mine["mu"]).abs().max() > 1e-3  # noise matters
 
 
 # ---- memory and averages
 
 
-def test_clients_begin_at_their_own_posterior_or_at_the_received_one() -> None:
+def test_clients_begin_at_the_received_posterior_moved_by_what_is_their_own() -> None:
     clients = labelled(9, 6)
     problem = problem_of(mlp(4, 5, 3), clients)
     algorithm = PFedBayes(update="full")
@@ -250,15 +282,35 @@ def test_clients_begin_at_their_own_posterior_or_at_the_received_one() -> None:
         key: value + 0.1 * normal(len(value), seed=k) for k, (key, value) in enumerate(algorithm.start(problem, RNG).items())
     }
     memory = algorithm.remember(problem, clients)
-    for k, key in enumerate(("mu", "rho", "head", "head_rho")):
-        memory[key] += normal(*memory[key].shape, seed=10 + k)
-    memory["seen"][0] = 1.0  # the second client never took part: what its memory holds does not count
+    assert all((value == 0).all() for value in memory.values())  # the second client never took part
+    for k, (mean, rho) in enumerate((("mu", "rho"), ("head", "head_rho"))):
+        memory[mean][0] += normal(memory[mean].shape[1], seed=10 + k)
+        memory[rho][0] += normal(memory[rho].shape[1], seed=20 + k)
+    pairs = {
+        key: algorithm.pair(problem, server, clients, memory, plan_of(), key).values for key in ("theta", "head")
+    }  # [4, C, k]
+    for values, names in ((pairs["theta"], ("mu", "rho")), (pairs["head"], ("head", "head_rho"))):
+        for j, name in enumerate(names):
+            assert torch.equal(values[2 + j], server[name].expand(2, -1))
+            assert torch.equal(values[j, 0], server[name] + memory[name][0]) and torch.equal(values[j, 1], server[name])
     still = plan_of(lr=1e-300, train_head=True)
     found, after = algorithm.local_update(problem, server, clients, memory, still, RNG)
     for key in ("mu", "rho", "head", "head_rho"):
-        assert torch.equal(after[key][0], memory[key][0]) and torch.equal(after[key][1], server[key])
+        # what is remembered is added to w and taken from it again
+        torch.testing.assert_close(after[key], memory[key], rtol=0, atol=1e-15)
         assert torch.equal(found[key], server[key].expand(2, -1))
-    assert after["seen"].tolist() == [[1.0], [1.0]]
+
+
+def test_what_a_client_remembers_does_not_hold_w_back() -> None:
+    """A client that comes back while w has moved on: where its own loss is flat, its w stays with the server's."""
+    clients = labelled(9)
+    problem = problem_of(mlp(4, 5, 3), clients)
+    algorithm = PFedBayes(zeta=10.0)
+    server, plan = algorithm.start(problem, RNG), plan_of(epochs=2)
+    _, memory = algorithm.local_update(problem, server, clients, algorithm.remember(problem, clients), plan, RNG)
+    moved = server | {"mu": server["mu"] + 5.0}
+    found, _ = algorithm.local_update(problem, moved, clients, memory, dataclasses.replace(plan, lr=1e-9), RNG)
+    torch.testing.assert_close(found["mu"][0], moved["mu"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("update", ["body", "full"])
@@ -343,7 +395,7 @@ def test_prediction_averages_the_probabilities_of_sampled_networks() -> None:
 def test_it_learns_regressions() -> None:
     clients = regression(20, 12, 16, noise=0.1)
     problem = problem_of(mlp(3, 8, 1), clients, GaussianRegression(noise=0.5))
-    algorithm, plan = PFedBayes(zeta=0.01, rho0=-4.0, update="full"), plan_of(epochs=4, lr=0.02, train_head=True)
+    algorithm, plan = PFedBayes(zeta=0.001, rho0=-4.0, update="full"), plan_of(epochs=4, lr=0.02, train_head=True)
     server, memory, losses = algorithm.start(problem, RNG), algorithm.remember(problem, clients), []
     for number in range(15):
         rng = dataclasses.replace(RNG, round=number)
@@ -362,7 +414,7 @@ def test_it_learns_digits() -> None:
     clients = fedhb.partition.shards(fedhb.data.load("digits"), num_clients=10, shards_per_client=5, seed=0)
     module = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))).float()
     options = {"rounds": 8, "fraction": 0.5, "local_epochs": 5, "batch_size": 20, "personal_lr": 0.01, "schedule": "constant"}
-    run = fedhb.fit(module, clients, PFedBayes(zeta=0.03), progress=False, **options)
+    run = fedhb.fit(module, clients, PFedBayes(), progress=False, **options)
     assert run.result["global"]["accuracy"] > 0.6 and run.result["personalised"]["accuracy"] > 0.85
     assert run.records[-1]["kl"] > 0
     assert functional.softplus(run.state.server["rho"]).max() < 0.1  # w stays narrower than the weights' own scale
