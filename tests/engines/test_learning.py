@@ -1,0 +1,78 @@
+"""Every algorithm learns: the digits, in the hardest case for a federation, many clients with few examples each.
+
+50 clients with about 28 examples of five class shards; a round is one step of SGD of ten of them. Chance is 10 percent, and so is
+the initial network; a client that knew only how frequent its own classes are would be right in about 30 percent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fedhb import data
+from fedhb.algorithms import ALGORITHMS
+from fedhb.experiment import train
+from fedhb.settings import Settings
+
+FEW = Settings(
+    dataset="digits",
+    num_clients=50,
+    holdout_clients=10,
+    fraction=0.2,
+    rounds=60,
+    schedule="constant",
+    personal_lr=0.01,
+    options={"model": {"hidden": 32}},
+)
+CASES = {name: (name, 0.0) for name in ALGORITHMS if name != "local"} | {"fedbe, distilled": ("fedbe", 0.1)}
+
+
+@cache
+def digits() -> Any:
+    return data.load("digits")
+
+
+def accuracies(name: str, server_share: float = 0.0) -> dict[str, float]:
+    """The accuracies of a run: global and personalised, of clients that trained and of novel ones."""
+    settings = dataclasses.replace(FEW, algorithm=name, server_share=server_share)
+    result = train(settings, None, dataset=digits(), progress=False).result
+    parts = {"trained": result, "novel": result["holdout"]}
+    return {f"{who} {task}": part[task]["accuracy"] for who, part in parts.items() for task in ("global", "personalised")}
+
+
+@cache
+def alone() -> dict[str, float]:
+    """What clients reach without a federation."""
+    return accuracies("local")
+
+
+def check(found: dict[str, float]) -> None:
+    """Far above chance and above what clients reach alone.
+
+    The global number of clients that trained is a personal one for FedPop, whose clients predict with their own heads: so the
+    global number of novel clients, who have none, must pass too.
+    """
+    for who in ("trained", "novel"):
+        assert found[f"{who} global"] > max(0.5, alone()[f"{who} global"]), who
+        assert found[f"{who} personalised"] > 0.6, who
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_learns(case: str) -> None:
+    check(accuracies(*CASES[case]))
+
+
+def test_clients_alone_learn() -> None:
+    """Alone a client learns its own classes; the mean of such models predicts little, and a novel client has none to begin at."""
+    assert alone()["trained personalised"] > 0.6 > alone()["novel personalised"]
+    assert alone()["trained global"] > 0.15 and alone()["novel global"] > 0.15
+
+
+@pytest.mark.parametrize("name", ["niw", "pfedbayes", "fedpop"])
+def test_the_check_notices_a_server_that_does_not_learn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ALGORITHMS[name], "aggregate", lambda self, problem, server, summary, rng: server)
+    with pytest.raises(AssertionError):
+        check(accuracies(name))
