@@ -153,7 +153,7 @@ def test_with_heads_pinned_to_the_mean_it_is_fedavg_of_the_body(make) -> None:
     for key in fedavg:
         # The heads deviate by 1e-9 or less.
         torch.testing.assert_close(pinned[key], fedavg[key], rtol=0, atol=1e-6)
-    free = fedhb.fit(module, clients, FedPop(), **options).state.server
+    free = fedhb.fit(module, clients, FedPop(prior_scale=0.1), **options).state.server
     assert (free["theta"] - fedavg["theta"]).abs().max() > 1e-2
 
 
