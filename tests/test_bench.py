@@ -130,7 +130,7 @@ def test_all_do_the_same_work_on_the_mlp():
 def test_all_do_the_same_work_on_images():
     # deep batch norm magnifies the rounding of another layout a thousandfold, so each layout is compared with what it can be
     clients, task = MOBILENET.clients(), replace(MOBILENET, lr=1e-4)
-    plain, ours = rounds_of(PlainTorch(task, clients, threads=1)), rounds_of(Ours("fedavg", task, clients))
+    plain, ours = (rounds_of(c, 1) for c in (PlainTorch(task, clients, threads=1), Ours("fedavg", task, clients)))
     assert {name for name in plain if not name.endswith("num_batches_tracked")} == set(ours)
     assert agreement(plain, task.model().state_dict()) > 1e-2
     assert agreement(ours, plain) < 1e-4
@@ -225,8 +225,8 @@ def test_helpers_write_to_shared_memory():
 def test_memory_is_counted():
     def rise(tell):
         peak = PeakMemory(own_processes())
-        torch.ones(2**23)  # 32 MB, freed at once
+        torch.ones(2**25)  # 134 MB, freed at once: too much to be found in what the process has free
         return peak.rise()
 
-    assert 30e6 < apart(rise) < 60e6
+    assert 120e6 < apart(rise) < 180e6
     assert resident_bytes(own_processes()) > 10e6

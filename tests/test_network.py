@@ -482,10 +482,17 @@ def test_columns_are_the_weights_that_leave_one_input_unit():
 def test_columns_are_kept_with_the_given_probability():
     columns = Network(nn.Sequential(nn.Linear(400, 2), nn.Linear(2, 2))).columns
     drops = columns.drops(0.9, torch.Generator().manual_seed(0))
-    dropped = [len(next(drops)) / 2 / 400 for _ in range(200)]
+    dropped = [len(next(drops)) / 400 for _ in range(200)]
     # 80,000 draws: the standard error of the mean is 0.001
     assert abs(sum(dropped) / 200 - 0.1) < 0.005
-    assert len(next(columns.drops(0.0, torch.Generator()))) == 800
+    assert next(columns.drops(0.0, torch.Generator())) == list(range(400))
+
+
+def test_columns_lie_where_they_say():
+    columns = Network(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))).columns
+    # weight [2, 3] and bias [2] of the body: column j of client k is at 8 k + (j, 3 + j)
+    assert columns.coordinates([(0, 1), (2, 0)], 8).tolist() == [1, 4, 16, 19]
+    assert columns.coordinates([], 8).tolist() == []
 
 
 # ---- the gate

@@ -70,7 +70,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Inputs are used as (x - mean) / std; mean and std broadcast against one example."""
+    """Inputs are used as (x - mean) * (1 / std); mean and std broadcast against one example."""
 
     mean: Tensor = field(default_factory=lambda: torch.zeros(()))
     std: Tensor = field(default_factory=lambda: torch.ones(()))
@@ -103,8 +103,8 @@ class Scaling:
         scaled = x.to(dtype)
         if self.is_identity:
             return scaled
-        mean, std = self.mean.to(dtype), self.std.to(dtype)
-        return (scaled.sub(mean) if scaled is x else scaled.sub_(mean)).div_(std)  # in place where it is a copy already
+        mean, factor = self.mean.to(dtype), 1.0 / self.std.to(dtype)
+        return (scaled.sub(mean) if scaled is x else scaled.sub_(mean)).mul_(factor)  # in place where it is a copy already
 
 
 @dataclass(frozen=True)

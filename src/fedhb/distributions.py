@@ -243,8 +243,7 @@ def log_mixture(m: Tensor, r: Tensor, sigma2: float) -> Tensor:
     """The exponents -||m - r_j||^2 / (2 sigma2) of `eq:mix_client_opt2`.
 
     Differences are taken first, their squares added up in float64: to expand the square in float32 leaves an error near
-    1e-7 ||m||^2, for millions of coordinates not small beside ||m - r_j||^2. The loop over j keeps the memory at one
-    [..., d] where nothing is differentiated.
+    1e-7 ||m||^2, for millions of coordinates not small beside ||m - r_j||^2.
 
     Args:
         m: [..., d].
@@ -253,16 +252,14 @@ def log_mixture(m: Tensor, r: Tensor, sigma2: float) -> Tensor:
     Returns:
         float64 [..., K].
     """
-    if m.ndim > 1:  # row by row: what is written in between then stays in the cache
-        return torch.stack([log_mixture(row, r, sigma2) for row in m])
-    distances = []
-    for r_j in r:
-        gap = m - r_j
-        squares = total(gap.square() if gap.requires_grad else gap.square_())
-        if not torch.isfinite(squares):  # float32 squares overflow beyond 1e19
-            squares = (m.double() - r_j.double()).square().sum()
-        distances.append(squares)
-    return torch.stack(distances) / (-2 * sigma2)
+    squares = torch.zeros((*m.shape[:-1], len(r)), dtype=torch.float64, device=m.device)
+    for start in range(0, m.shape[-1], 8192):  # in blocks that stay in the cache
+        part = slice(start, start + 8192)
+        gaps = [(m[..., part] - r_j[part]).square().sum(-1) for r_j in r]
+        squares = squares + torch.stack(gaps, dim=-1).double()
+    if not torch.isfinite(squares).all():  # float32 squares overflow beyond 1e19
+        squares = torch.stack([(m.double() - r_j.double()).square().sum(-1) for r_j in r], dim=-1)
+    return squares / (-2 * sigma2)
 
 
 def responsibilities(m: Tensor, r: Tensor, sigma2: float) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,29 +60,38 @@ class Columns:
     members: Tensor
     offsets: Tensor
 
-    def drops(self, p_do: float, generator: torch.Generator) -> Iterator[Tensor]:
-        """For one batch after another, the coordinates that its dropout mask sets to zero; a column is kept with `p_do`.
+    def drops(self, p_do: float, generator: torch.Generator) -> Iterator[list[int]]:
+        """For one batch after another, the columns that its dropout mask removes; a column is kept with `p_do`.
 
         Drawn by the gaps between drops in the sequence of all columns of all batches: a coin for each, at a fraction of the cost.
         """
+        count = len(self.offsets) - 1
         while p_do <= 0.0:  # no gaps
-            yield self.members
-        count, offsets = len(self.offsets) - 1, self.offsets.tolist()
+            yield list(range(count))
         begin, drop = 0, -1
         gaps: Iterator[float] = iter(())
         while True:
-            parts = []
+            found = []
             while drop < begin + count:
                 if drop >= begin:
-                    column = drop - begin
-                    parts.append(self.members[offsets[column] : offsets[column + 1]])
+                    found.append(drop - begin)
                 gap = next(gaps, None)
                 if gap is None:
                     gaps = iter(torch.empty(32, dtype=torch.float64).geometric_(1.0 - p_do, generator=generator).tolist())
                     gap = next(gaps)
                 drop += int(gap)
             begin += count
-            yield torch.cat(parts) if parts else self.members[:0]
+            yield found
+
+    def coordinates(self, columns: Iterable[tuple[int, int]], size: int) -> Tensor:
+        """Where the given (client, column) pairs lie in the clients' vectors of this size, one after another."""
+        bounds = self._bounds
+        parts = [self.members[bounds[column] : bounds[column + 1]] + client * size for client, column in columns]
+        return torch.cat(parts) if parts else self.members[:0]
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        return [int(bound) for bound in self.offsets.tolist()]
 
 
 class Network:
@@ -241,7 +250,7 @@ class Network:
         x = self.scaling(x[:1] if shared else x, self.dtype).expand(count, *x.shape[1:])
         self.module.eval()
         if self._stack is not None:
-            return self._stack(self._views(weights.theta, weights.head), x)
+            return self._stack.outputs(self._stack.bind(self._views(weights.theta, weights.head), count, {}), x)
         return torch.stack([functional_call(self.module, self._tensors(weights, c), (x[c],)) for c in range(count)])
 
     def bind(self, weights: Weights, gradient: Tensor, head_gradient: Tensor | None) -> Bound:
@@ -266,7 +275,8 @@ class Bound:
         self.places = {s.name: s.of(gradient) for s in network.body_slots}
         if head_gradient is not None:
             self.places |= {s.name: s.of(head_gradient) for s in network.head_slots}
-        self._tensors = network._views(weights.theta, weights.head)
+        stack, views = network._stack, network._views(weights.theta, weights.head)
+        self._layers = None if stack is None else stack.bind(views, len(weights.theta), self.places)
 
     def differentiate(
         self,
@@ -293,11 +303,12 @@ class Bound:
             scale: multiplies the gradient.
         """
         network = self.network
-        network.module.train()
-        if network._stack is not None:
+        if not network.module.training:
+            network.module.train()
+        if self._layers is not None:
             tape = Tape()
-            outputs = network._stack(self._tensors, x, tape)
-            network._stack.backward(self._tensors, tape, slope(outputs, None), self.places, keep, scale)
+            outputs = Stack.outputs(self._layers, x, tape)
+            Stack.backward(self._layers, tape, slope(outputs, None), keep, scale)
             return
         for c, (count, seed) in enumerate(zip(counts, seeds, strict=True)):
             tensors = network._tensors(self.weights, c)

@@ -7,6 +7,7 @@ and its bookkeeping takes as long for small layers as the layers themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,17 @@ ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyR
 
 Tape = list[tuple[Tensor, Tensor]]
 """Input and output of each layer, which the backward pass needs."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with its weight [C, out, in] and bias [C, 1, out], if it is linear, and where their gradients go, if anywhere."""
+
+    module: nn.Module
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    weight_place: Tensor | None = None
+    bias_place: Tensor | None = None
 
 
 class Stack:
@@ -51,52 +63,64 @@ class Stack:
                 return None
         return cls(layers)
 
-    @torch.no_grad()
-    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, tape: Tape | None = None) -> Tensor:
-        """Outputs [C, B, out] for tensors [C, ...] and scaled inputs [C, B, ...]; a tape takes up what `backward` needs."""
+    def bind(self, tensors: Mapping[str, Tensor], count: int, places: Mapping[str, Tensor]) -> list[Layer]:
+        """The layers with the tensors of `count` clients, [C, ...] each, and where their gradients go."""
+        bound = []
         for name, layer in self.layers:
             if isinstance(layer, nn.Linear):
-                weight, bias = (_own(tensors, name, key, own, len(x)) for key, own in _parts(layer))
-                assert weight is not None
-                y = torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-            elif isinstance(layer, nn.Flatten):
+                weight, bias = (
+                    None if own is None else tensors.get(_join(name, key), own.detach()).expand(count, *own.shape)
+                    for key, own in (("weight", layer.weight), ("bias", layer.bias))
+                )
+                to = tuple(places.get(_join(name, key)) for key in ("weight", "bias"))
+                bound.append(Layer(layer, weight, None if bias is None else bias.unsqueeze(1), *to))
+            else:
+                bound.append(Layer(layer))
+        return bound
+
+    @staticmethod
+    @torch.no_grad()
+    def outputs(layers: Sequence[Layer], x: Tensor, tape: Tape | None = None) -> Tensor:
+        """Outputs [C, B, out] for scaled inputs [C, B, ...]; a tape takes up what `backward` needs."""
+        for layer in layers:
+            if layer.weight is not None:
+                weight = layer.weight.mT
+                y = torch.bmm(x, weight) if layer.bias is None else torch.baddbmm(layer.bias, x, weight)
+            elif isinstance(layer.module, nn.ReLU):
+                y = torch.relu(x)
+            elif isinstance(layer.module, nn.Flatten):
                 y = x.flatten(2)
-            elif tape is None or isinstance(layer, nn.ReLU):
-                y = layer(x)
+            elif tape is None:
+                y = layer.module(x)
             else:
                 x = x.detach().requires_grad_()
                 with torch.enable_grad():
-                    y = layer(x)
+                    y = layer.module(x)
             if tape is not None:
                 tape.append((x, y))
             x = y
         return x.detach()
 
+    @staticmethod
     @torch.no_grad()
-    def backward(
-        self, tensors: Mapping[str, Tensor], tape: Tape, g: Tensor, places: Mapping[str, Tensor], keep: float, scale: float
-    ) -> None:
-        """place <- keep place + scale gradient for every tensor in `places`, from g = d loss / d outputs [C, B, out].
+    def backward(layers: Sequence[Layer], tape: Tape, g: Tensor, keep: float, scale: float) -> None:
+        """place <- keep place + scale gradient wherever a layer has a place, from g = d loss / d outputs [C, B, out].
 
-        The places may be the tensors themselves: each is read for the last time before it changes.
+        The places may be the weights themselves: each is read for the last time before it changes.
         """
-        first = next(
-            k for k, (name, _) in enumerate(self.layers) if any(_join(name, key) in places for key in ("weight", "bias"))
-        )
-        for k in range(len(self.layers) - 1, first - 1, -1):
-            (name, layer), (x, y) = self.layers[k], tape[k]
-            if isinstance(layer, nn.Linear):
+        first = next(k for k, layer in enumerate(layers) if layer.weight_place is not None or layer.bias_place is not None)
+        for k in range(len(layers) - 1, first - 1, -1):
+            layer, (x, y) = layers[k], tape[k]
+            if layer.weight is not None:
                 above = g
                 if k > first:
-                    weight = _own(tensors, name, "weight", layer.weight, len(x))
-                    assert weight is not None
-                    g = torch.bmm(above, weight)
-                if (place := places.get(_join(name, "weight"))) is not None:
-                    torch.baddbmm(place, above.mT, x, beta=keep, alpha=scale, out=place)
-                if (place := places.get(_join(name, "bias"))) is not None:
-                    accumulate(place, above.sum(1), keep, scale)
-            elif isinstance(layer, nn.ReLU):
-                g = torch.ops.aten.threshold_backward(g, y, 0.0)
+                    g = torch.bmm(above, layer.weight)
+                if layer.weight_place is not None:
+                    torch.baddbmm(layer.weight_place, above.mT, x, beta=keep, alpha=scale, out=layer.weight_place)
+                if layer.bias_place is not None:
+                    accumulate(layer.bias_place, above.sum(1), keep, scale)
+            elif isinstance(layer.module, nn.ReLU):
+                g = torch.ops.aten.threshold_backward.grad_input(g, y, 0.0, grad_input=g)
             else:
                 (g,) = torch.autograd.grad(y, x, g)
 
@@ -107,15 +131,6 @@ def accumulate(place: Tensor, grad: Tensor, keep: float, scale: float) -> None:
         torch.mul(grad, scale, out=place)
     else:
         (place if keep == 1.0 else place.mul_(keep)).add_(grad, alpha=scale)
-
-
-def _parts(layer: nn.Linear) -> tuple[tuple[str, Tensor], tuple[str, Tensor | None]]:
-    return ("weight", layer.weight), ("bias", layer.bias)
-
-
-def _own(tensors: Mapping[str, Tensor], name: str, key: str, frozen: Tensor | None, count: int) -> Tensor | None:
-    """The clients' own tensors [C, ...], or the layer's for all of them."""
-    return None if frozen is None else tensors.get(_join(name, key), frozen.detach()).expand(count, *frozen.shape)
 
 
 def _join(name: str, key: str) -> str:

@@ -43,7 +43,7 @@ class Sgd:
         self._parts = [Descent(weights.theta, plan, pull)]
         if self.train_head:
             self._parts.append(Descent(weights.head, plan, head_pull))
-        self._drops: dict[torch.Generator, Iterator[Tensor]] = {}
+        self._drops: dict[torch.Generator, Iterator[list[int]]] = {}
         self._bound: dict[int, tuple[Bound, list[Tensor]]] = {}
         self._gradient: list[Tensor] = []
         count = len(weights.theta)
@@ -131,27 +131,32 @@ class Sgd:
                 weight = weight if factor is None else weight * factor
             return slopes * weight.unsqueeze(-1)
 
-        dropped = None if self.p_do >= 1.0 else self._dropped(batch)
+        dropped = self._dropped(batch)
         if dropped is not None:
             flat, sunk = theta.view(-1), into[0].view(-1)
-            weight_kept, sunk_kept = flat[dropped], keep * sunk[dropped] if keep else 0.0
+            weight_kept, sunk_kept = flat[dropped], keep * sunk[dropped] if keep not in (0.0, 1.0) else keep
             flat[dropped] = 0.0
         # a module that does not know the client axis may draw random numbers of its own
         seeds = [] if self.network.batches_clients else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
         bound.differentiate(batch.inputs(self.network), slope, counts=batch.counts, seeds=seeds, keep=keep, scale=scale)
         if dropped is not None:
-            flat[dropped], sunk[dropped] = weight_kept, sunk_kept  # a dropped weight has no gradient
+            if keep != 1.0:  # else the weights themselves took up the gradient
+                sunk[dropped] = sunk_kept
+            flat[dropped] = weight_kept  # a dropped weight has no gradient
         if not isinstance(active, slice):
             self.weights.buffers[active] = bound.weights.buffers
 
-    def _dropped(self, batch: Batch) -> Tensor:
-        """Coordinates into the flattened [A, d] that this batch's dropout masks set to zero: the thinned m."""
-        parts = []
+    def _dropped(self, batch: Batch) -> Tensor | None:
+        """Coordinates into the flattened [A, d] that this batch's dropout masks set to zero, the thinned m; None for none."""
+        if self.p_do >= 1.0:
+            return None
+        columns = self.network.columns
+        pairs = []
         for k, generator in enumerate(batch.generators):
             if generator not in self._drops:
-                self._drops[generator] = self.network.columns.drops(self.p_do, generator)
-            parts.append(next(self._drops[generator]) + k * self.network.num_params)
-        return torch.cat(parts)
+                self._drops[generator] = columns.drops(self.p_do, generator)
+            pairs += [(k, column) for column in next(self._drops[generator])]
+        return columns.coordinates(pairs, self.network.num_params) if pairs else None
 
     def _note(self, active: slice | Tensor, rows: slice, sums: Tensor, examples: Tensor) -> None:
         """Add the loss and score [2, rows] and examples [rows] of these rows of the active clients."""

@@ -12,18 +12,17 @@ Global prediction: networks sampled from w. Personal: from q_i, after the same u
 was not sent has no prior and is pulled nowhere. Clients remember q_i - w. Sent: 2d down (mu, rho), 2d up.
 
 The steps are SGD with momentum. What holds the means together, k = zeta / (|D_i| sigma_w^2), is stiff where |D_i| is small, so it
-acts implicitly (the proximal step of local.py), and in this order: the loss moves mu_i, w's mean follows, mu_i is pulled back:
+acts implicitly (as in proximal.py), and in this order: the loss moves mu_i, w's mean follows, mu_i is pulled back:
 
     mu_i' = mu_i - lr v,   mu_w+ = (mu_w' + lr k mu_i') / (1 + lr k),   mu_i+ = (mu_i' + lr k mu_w+) / (1 + lr k)
 
-So for large zeta q_i and w are one and train as FedAvg does; for zeta = 0, q_i is tuned alone and w stays. If q_i were pulled
-first, w would go lr k / (1 + lr k)^2 of a step of SGD, nothing for large k. That clients remember q_i - w has a like reason: w
-has moved on since their last round, and an old q_i would pull it back. In rho the KL is not stiff; there q_i's step is first.
+For large zeta q_i and w are one and train as FedAvg does; for zeta = 0, q_i is tuned alone and w stays. Were q_i pulled first,
+w would go lr k / (1 + lr k)^2 of a step of SGD, nothing for large k. Clients remember q_i - w, not q_i, because w has moved on
+since their last round, and an old q_i would pull it back. In rho the KL is not stiff; there q_i's step is first.
 
-Against the public code (unofficial): the noise is N(0, 1), not N(0, 0.001^2); the KL is divided by |D_i|, as in the paper's
-objective, not by the number of local steps; SGD as for every method instead of Adam, whose steps do not depend on k and whose
-moments outlive the weights; one step of q_i for each of w, not 5; clients remember q_i - w, there q_i. With real noise sigma must
-be below the weights' own scale: rho0 is -5 (-3 there); zeta is 1 (10 there), on validation data as good as 0.1 and 10.
+Against the public code (unofficial): noise N(0, 1), not N(0, 0.001^2); the KL divided by |D_i|, as in the paper, not by the
+number of local steps; SGD, not Adam, whose steps do not depend on k and whose moments outlive the weights; one step of q_i for
+each of w, not 5; q_i - w remembered, not q_i; rho0 -5, not -3: real noise must be below the weights' own scale; zeta 1, not 10.
 """
 
 from __future__ import annotations

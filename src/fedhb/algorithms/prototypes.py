@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedhb.algorithms.sums import blocks
+from fedhb.algorithms.sums import differences
 
 
 class Nearness:
@@ -39,7 +39,4 @@ class Nearness:
 
 def by_prototype(found: Tensor, reference: Tensor, c: Tensor) -> Tensor:
     """sum_i c(j|i) (found_i - reference_j) for found [C, k], reference [K, k], c [C, K] -> [K, k], in float64."""
-    total = torch.empty(reference.shape, dtype=torch.float64, device=reference.device)
-    for part in blocks(reference.shape[1]):
-        torch.mm(c.T, found[:, part].double(), out=total[:, part])
-    return total.sub_(c.sum(0).unsqueeze(1) * reference.double())
+    return torch.stack([differences(found, own, weight) for own, weight in zip(reference, c.T, strict=True)])

@@ -14,7 +14,7 @@ line makes the velocity that of the whole objective; without it the penalty woul
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -57,13 +57,13 @@ class Descent:
     def __init__(self, value: Tensor, plan: Plan, pull: Pull | None):
         self.value, self.lr, self.pull = value, plan.lr, pull
         self.velocity = torch.zeros_like(value) if plan.momentum else value.new_zeros(0)
-        self._shares: Tensor | None = None
+        self._shares = value.new_zeros(0)
+        self._cut: dict[int, list[_Block]] = {}
         if pull is not None:
             mu = pull.mu.to(value.dtype)
             self.keep = 1.0 / (1.0 + plan.lr * mu)
             self.stiffness = mu * self.keep if plan.momentum else -plan.lr * mu * self.keep
             self.offset = None if pull.shares else -self.stiffness * pull.target
-            self.scratch = value.new_empty(len(value), min(BLOCK, value.shape[1]))
 
     def aim(self, active: slice | Tensor) -> None:
         """Where the pull goes, at the m that the gradient is taken at."""
@@ -72,40 +72,57 @@ class Descent:
 
     def step(self, active: slice | Tensor, into: Tensor) -> None:
         """What is left to do for the active clients: `into` [A, k] is momentum v + g, or m - lr g without momentum."""
-        if not len(self.velocity):
-            if self.pull is not None:
-                for part in self._blocks():
-                    self._draw(None, into[:, part], active, part)
+        moving = len(self.velocity) > 0
+        if self.pull is None and not moving:
             return
-        m, v = self.value[active], into
-        for part in self._blocks():
+        m = self.value[active] if moving else None
+        for block in self._blocks(active, m, into):
             if self.pull is not None:
-                self._draw(m[:, part], v[:, part], active, part)
-            m[:, part].add_(v[:, part], alpha=-self.lr)
-        if not isinstance(active, slice):
-            self.value[active], self.velocity[active] = m, v
+                self._draw(block)
+            if block.m is not None:
+                block.m.add_(block.x, alpha=-self.lr)
+        if m is not None and not isinstance(active, slice):
+            self.value[active], self.velocity[active] = m, into
 
-    def _blocks(self) -> list[slice]:
-        return [slice(start, start + BLOCK) for start in range(0, self.value.shape[1], BLOCK)]
+    def _blocks(self, active: slice | Tensor, m: Tensor | None, x: Tensor) -> list[_Block]:
+        """The active clients' rows, cut; cut once for all steps where they are the first rows."""
+        if isinstance(active, slice) and active.stop in self._cut:
+            return self._cut[active.stop]
+        found = []
+        for start in range(0, x.shape[1], BLOCK):
+            part = slice(start, start + BLOCK)
+            block = _Block(x[:, part], None if m is None else m[:, part])
+            if self.pull is not None:
+                block.keep, block.stiffness = _number(_cut(self.keep, active, part)), _number(_cut(self.stiffness, active, part))
+                block.offset = None if self.offset is None else _cut(self.offset, active, part)
+                block.points = self.pull.target[..., part]
+            found.append(block)
+        if isinstance(active, slice):
+            self._cut[active.stop] = found
+        return found
 
-    def _draw(self, m: Tensor | None, x: Tensor, active: slice | Tensor, part: slice) -> None:
-        """x <- keep x + stiffness (m - target) on these columns, with m = 0 where there is none."""
-        assert self.pull is not None
-        keep, stiffness = (_cut(c, active, part) for c in (self.keep, self.stiffness))
-        gap = self.scratch[: len(x), : x.shape[1]]
-        if self.offset is None:
-            assert self._shares is not None
-            points = self.pull.target[:, part]
-            if m is None:
-                torch.mm(self._shares, points, out=gap).neg_()
-            else:
-                torch.addmm(m, self._shares, points, alpha=-1.0, out=gap)
-            _add_scaled(gap.mul_(stiffness), x, keep, out=x)
-        elif m is None:
-            _add_scaled(_cut(self.offset, active, part), x, keep, out=x)
+    def _draw(self, block: _Block) -> None:
+        """x <- keep x + stiffness (m - target), with m = 0 where there is none."""
+        m, x, keep, stiffness = block.m, block.x, block.keep, block.stiffness
+        if block.offset is not None:
+            _add_scaled(block.offset if m is None else _add_scaled(block.offset, m, stiffness), x, keep, out=x)
+        elif m is None and isinstance(stiffness, float) and isinstance(keep, float):
+            torch.addmm(x, self._shares, block.points, beta=keep, alpha=-stiffness, out=x)
         else:
-            _add_scaled(_cut(self.offset, active, part), m, stiffness, out=gap)
-            _add_scaled(gap, x, keep, out=x)
+            points = torch.mm(self._shares, block.points)
+            _add_scaled((points.neg_() if m is None else torch.sub(m, points, out=points)).mul_(stiffness), x, keep, out=x)
+
+
+@dataclass
+class _Block:
+    """Some columns of x, and of m, and of what pulls them: views."""
+
+    x: Tensor
+    m: Tensor | None
+    keep: Tensor | float = 1.0
+    stiffness: Tensor | float = 0.0
+    offset: Tensor | None = None
+    points: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 def _cut(values: Tensor, active: slice | Tensor, part: slice) -> Tensor:
@@ -114,9 +131,13 @@ def _cut(values: Tensor, active: slice | Tensor, part: slice) -> Tensor:
     return rows if rows.shape[1] == 1 else rows[:, part]
 
 
-def _add_scaled(base: Tensor, values: Tensor, scale: Tensor, out: Tensor) -> None:
-    """out <- base + scale values; a scale that is one number is cheaper as a number."""
-    if scale.numel() == 1:
-        torch.add(base, values, alpha=float(scale), out=out)
-    else:
-        torch.addcmul(base, values, scale, out=out)
+def _number(values: Tensor) -> Tensor | float:
+    """One number for all is cheaper as a number."""
+    return float(values) if values.numel() == 1 else values
+
+
+def _add_scaled(base: Tensor, values: Tensor, scale: Tensor | float, out: Tensor | None = None) -> Tensor:
+    """base + scale values."""
+    if isinstance(scale, float):
+        return torch.add(base, values, alpha=scale, out=out)
+    return torch.addcmul(base, values, scale, out=out)

@@ -37,15 +37,16 @@ def blocks(size: int) -> Iterator[slice]:
 def differences(found: Tensor, reference: Tensor, weight: Tensor, squares: Tensor | None = None) -> Tensor:
     """sum_i weight_i (found_i - reference) in float64: found [C, ...], weight [C] -> [...].
 
-    sum_i weight_i (found_i - reference)^2 is written to `squares` [...], where given.
+    sum_i weight_i (found_i - reference)^2 is written to `squares` [...], where given. Differences of like numbers are exact in
+    their own type, and a chunk's few terms are added in it; chunks are added in float64.
     """
-    rows, reference, weight = found.flatten(1), reference.double(), weight.double()
-    total = torch.empty_like(reference)
-    for part in blocks(reference.numel()):
-        gap = rows[:, part].to(torch.float64, copy=True).sub_(reference.view(-1)[part])
-        torch.mv(gap.T, weight, out=total.view(-1)[part])
+    rows, flat, weight = found.flatten(1), reference.reshape(-1).to(found.dtype), weight.to(found.dtype)
+    total = torch.empty(reference.shape, dtype=torch.float64, device=reference.device)
+    for part in blocks(len(flat)):
+        gap = rows[:, part] - flat[part]
+        total.view(-1)[part] = torch.mv(gap.T, weight)
         if squares is not None:
-            torch.mv(gap.square_().T, weight, out=squares.view(-1)[part])
+            squares.view(-1)[part] = torch.mv(gap.square_().T, weight)
     return total
 
 

@@ -5,21 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedhb.algorithms import Algorithm, Problem, build
-from fedhb.bench.process import cores
+from fedhb.algorithms import build
 from fedhb.bench.task import SEED, Task
 from fedhb.clients import Clients
+from fedhb.engine.choose import Automatic
 from fedhb.engine.executor import InProcess
 from fedhb.engine.loop import State, Training, one_round
-from fedhb.engine.store import ClientStore
-from fedhb.engine.workers import Workers
 from fedhb.seeding import Randomness
-
-
-def make_executor(problem: Problem, algorithm: Algorithm, clients: Clients, store: ClientStore) -> InProcess | Workers:
-    """The executor that a user would get on this machine. The one place to change when the engine chooses by itself."""
-    count = 1 if algorithm.pools else cores()
-    return Workers(problem, algorithm, clients, store, count) if count > 1 else InProcess(problem, algorithm, clients, store)
 
 
 class Ours:
@@ -29,8 +21,8 @@ class Ours:
         self.clients, self.problem, self.algorithm = clients, task.problem(clients), build(name)
         self.state = State(server=self.algorithm.start(self.problem, Randomness(SEED)))
         self.training = Training(10**6, task.fraction, task.plan(self.algorithm.update), "constant", SEED)
-        make = InProcess if alone else make_executor
-        self.executor = make(self.problem, self.algorithm, clients, self.state.store)
+        parts = self.problem, self.algorithm, clients, self.state.store
+        self.executor = InProcess(*parts) if alone else Automatic(*parts, training=self.training)
 
     def __call__(self) -> None:
         """One round."""
