@@ -103,8 +103,12 @@ class Scaling:
         scaled = x.to(dtype)
         if self.is_identity:
             return scaled
-        mean, factor = self.mean.to(dtype), 1.0 / self.std.to(dtype)
+        mean, factor = self.mean.to(dtype), self._factor.to(dtype)
         return (scaled.sub(mean) if scaled is x else scaled.sub_(mean)).mul_(factor)  # in place where it is a copy already
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        return 1.0 / self.std
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from fedhb import data
+from fedhb.data import digits
 
 
 def test_shapes_and_values():
@@ -37,3 +38,9 @@ def test_the_split_never_changes():
     assert dataset.test.y[:12].tolist() == [8, 0, 2, 3, 1, 4, 5, 5, 6, 9, 7, 1]
     assert int(dataset.test.x.astype(np.int64).sum()) == 113_065
     np.testing.assert_array_equal(dataset.test.x, data.load("digits").test.x)
+
+
+def test_they_are_found_without_their_file_too(monkeypatch):
+    direct = digits._read()
+    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
+    np.testing.assert_array_equal(digits._read(), direct)
