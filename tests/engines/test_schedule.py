@@ -33,13 +33,14 @@ def test_impossible_fractions_are_refused(fraction):
         cohort_size(10, fraction)
 
 
-def test_no_client_twice_and_each_client_sooner_or_later():
-    rounds = [cohort(20, 0.2, Randomness(0, number)) for number in range(1, 201)]
+@pytest.mark.parametrize(("num_clients", "count", "number_of_rounds"), [(20, 4, 200), (100, 4, 1000)])  # shuffled, and drawn
+def test_no_client_twice_and_each_client_sooner_or_later(num_clients, count, number_of_rounds):
+    rounds = [cohort(num_clients, count / num_clients, Randomness(0, number)) for number in range(1, number_of_rounds + 1)]
     for chosen in rounds:
-        assert chosen == sorted(set(chosen)) and chosen[0] >= 0 and chosen[-1] < 20
-    times = [sum(k in chosen for chosen in rounds) for k in range(20)]
-    # each is binomial(200, 0.2): 40 give or take 5.7; five deviations are 28
-    assert min(times) > 12 and max(times) < 68
+        assert chosen == sorted(set(chosen)) and chosen[0] >= 0 and chosen[-1] < num_clients and len(chosen) == count
+    times = [sum(k in chosen for chosen in rounds) for k in range(num_clients)]
+    # each is binomial with mean 40: give or take 5.7 or 6.2; five deviations are 31
+    assert min(times) > 9 and max(times) < 71
 
 
 def test_the_cohort_depends_on_seed_and_round_alone():

@@ -11,11 +11,19 @@ from fedhb.seeding import SERVER, Randomness
 
 SCHEDULES = ("step", "constant", "cosine")
 
+SPARSE = 20
+"""A population this many times the cohort is not shuffled: shuffling a million clients takes longer than training a hundred."""
+
 
 def cohort(num_clients: int, fraction: float, rng: Randomness) -> list[int]:
     """The positions of a round's N_f = floor(f N) clients (at least one), sampled without replacement, in ascending order."""
-    count = cohort_size(num_clients, fraction)
-    return sorted(torch.randperm(num_clients, generator=rng(SERVER, "cohort"))[:count].tolist())
+    count, generator = cohort_size(num_clients, fraction), rng(SERVER, "cohort")
+    if SPARSE * count >= num_clients:
+        return sorted(torch.randperm(num_clients, generator=generator)[:count].tolist())
+    chosen: dict[int, None] = {}  # in the order of their first draw
+    while len(chosen) < count:
+        chosen.update(dict.fromkeys(torch.randint(num_clients, (2 * count,), generator=generator).tolist()))
+    return sorted(list(chosen)[:count])
 
 
 def cohort_size(num_clients: int, fraction: float) -> int:
