@@ -139,6 +139,7 @@ class Network:
         self.head = _flatten(tensors, self.head_slots, self.dtype)
         self.buffers = _flatten(tensors, self.buffer_slots, self.dtype)
         self._stack = Stack.of(self.module)
+        self._convolves = any(isinstance(m, nn.Conv2d) for m in self.module.modules())
         self._gates: dict[int, Network] = {}
 
     def _find_head(self, head: str | None) -> str:
@@ -242,12 +243,20 @@ class Network:
             self._gates[num_outputs] = gate
         return self._gates[num_outputs]
 
+    def prepare(self, x: Tensor) -> Tensor:
+        """Inputs [C, B, ...], as they are stored, for the module: scaled, and images with their channels innermost in memory.
+
+        Convolutions on a processor are a quarter faster so.
+        """
+        x = self.scaling(x, self.dtype)
+        return x.movedim(2, -1).contiguous().movedim(-1, 2) if self._convolves and x.ndim == 5 else x
+
     @torch.no_grad()
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """Outputs [C, B, out] in evaluation mode for inputs x [C, B, ...], as they are stored."""
         count = len(x)
-        shared = count > 1 and x.stride(0) == 0  # one batch expanded over the clients: scale it once
-        x = self.scaling(x[:1] if shared else x, self.dtype).expand(count, *x.shape[1:])
+        shared = count > 1 and x.stride(0) == 0  # one batch expanded over the clients: prepare it once
+        x = self.prepare(x[:1] if shared else x).expand(count, *x.shape[1:])
         self.module.eval()
         if self._stack is not None:
             return self._stack.outputs(self._stack.bind(self._views(weights.theta, weights.head), count, {}), x)
@@ -294,7 +303,7 @@ class Bound:
         scale = -lr the weights themselves do. keep = 0 writes anew. The buffers are updated in place.
 
         Args:
-            x: inputs [C, B, ...], scaled.
+            x: inputs [C, B, ...], prepared.
             slope: `slope(outputs, client)`: the derivative of the clients' losses in their outputs [C, B, out] (client None),
                 or of the loss of one client in its outputs [1, counts[client], out].
             counts: the true number of examples of each client in the batch; the rest is padding.

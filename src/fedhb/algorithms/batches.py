@@ -39,14 +39,14 @@ class Batch:
     valid: Tensor | None
     generators: Sequence[torch.Generator]
     last_epoch: bool
-    _scaled: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _prepared: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def inputs(self, network: Network) -> Tensor:
-        """x as the network takes it, scaled once for all networks with the same scaling (a model and its gate)."""
+        """x as the network takes it, prepared once for all networks with the same scaling (a model and its gate)."""
         key = id(network.scaling)
-        if key not in self._scaled:
-            self._scaled[key] = network.scaling(self.x, network.dtype)
-        return self._scaled[key]
+        if key not in self._prepared:
+            self._prepared[key] = network.prepare(self.x)
+        return self._prepared[key]
 
 
 def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool = False) -> Iterator[Batch]:
