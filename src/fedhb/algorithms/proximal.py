@@ -106,8 +106,11 @@ class Descent:
         m, x, keep, stiffness = block.m, block.x, block.keep, block.stiffness
         if block.offset is not None:
             _add_scaled(block.offset if m is None else _add_scaled(block.offset, m, stiffness), x, keep, out=x)
-        elif m is None and isinstance(stiffness, float) and isinstance(keep, float):
-            torch.addmm(x, self._shares, block.points, beta=keep, alpha=-stiffness, out=x)
+        elif isinstance(stiffness, float) and isinstance(keep, float):
+            if m is None:
+                torch.addmm(x, self._shares, block.points, beta=keep, alpha=-stiffness, out=x)
+            else:
+                torch.add(torch.addmm(m, self._shares, block.points, beta=stiffness, alpha=-stiffness), x, alpha=keep, out=x)
         else:
             points = torch.mm(self._shares, block.points)
             _add_scaled((points.neg_() if m is None else torch.sub(m, points, out=points)).mul_(stiffness), x, keep, out=x)
