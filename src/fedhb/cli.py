@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedhb.engine import memory
 from fedhb.errors import DivergedError, InputError
 from fedhb.settings import ALGORITHMS, Settings, read_toml
 
@@ -341,6 +342,7 @@ def read_npy(path: Path) -> Any:
 
 def main() -> None:
     """Run the command line with its exit codes."""
+    memory.keep()
     # Wide tables should not be folded into a log's 80 columns.
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         console.width = 160

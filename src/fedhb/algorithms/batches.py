@@ -65,35 +65,35 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
     device = clients.train.x.device
     width = plan.batch_size
     bounds, offsets = [_bounds(n, width, merge_single) for n in sizes], clients.train.offsets.tolist()
+    steps = [[k for k, b in enumerate(bounds) if s < len(b)] for s in range(max(len(b) for b in bounds))]
+    counts = [[bounds[k][s][1] - bounds[k][s][0] for k in positions] for s, positions in enumerate(steps)]
+    shapes = [(len(c), max(c)) for c in counts]
+    valid = [None if min(c) == max(c) else torch.arange(max(c)) < torch.tensor(c).unsqueeze(1) for c in counts]
+    valid = [None if v is None else v.to(torch.float32).to(device) for v in valid]
+    active = [slice(0, len(p)) if p == list(range(len(p))) else torch.tensor(p) for p in steps]
     for epoch in range(plan.epochs):
         shuffled = [offsets[k] + torch.randperm(n, generator=g) for k, (n, g) in enumerate(zip(sizes, orders, strict=True))]
-        table = torch.stack(shuffled) if len(set(sizes)) == 1 else None  # [C, n]: clients of one size are cut together
-        for s in range(max(len(b) for b in bounds)):
-            positions = [k for k, b in enumerate(bounds) if s < len(b)]
-            if table is not None:
-                held, full = table[:, slice(*bounds[0][s])], True
-                most, counts = held.shape[1], [held.shape[1]] * len(held)
-            else:
-                parts = [shuffled[k][slice(*bounds[k][s])] for k in positions]
-                counts = [len(p) for p in parts]
-                most = max(counts)
-                full = min(counts) == most
-                # padding repeats the first example: any finite input will do, its weight is zero
-                held = torch.stack(parts if full else [torch.cat([p, p[:1].expand(most - len(p))]) for p in parts])
-            rows = clients.train.rows[held].flatten().to(device)
-            valid = None if full else (torch.arange(most) < torch.tensor(counts).unsqueeze(1)).to(torch.float32).to(device)
+        parts = [
+            # padding repeats the first example: any finite input will do, its weight is zero
+            torch.cat([p, p[:1].expand(most - len(p))]) if len(p) < most else p
+            for s, (positions, (_, most)) in enumerate(zip(steps, shapes, strict=True))
+            for p in (shuffled[k][slice(*bounds[k][s])] for k in positions)
+        ]
+        held = torch.cat(parts)  # of all steps: one transfer to the device, if it is another one
+        places, rows = (v.to(device).split([a * b for a, b in shapes]) for v in (held, clients.train.rows[held]))
+        for s, positions in enumerate(steps):
             own = [generators[k] for k in positions]
             # whole rows are copied by index_select; x[rows] would fetch them number by number
-            x, y = (pool.index_select(0, rows).unflatten(0, held.shape) for pool in (clients.train.x, clients.train.y))
+            x, y = (pool.index_select(0, rows[s]).unflatten(0, shapes[s]) for pool in (clients.train.x, clients.train.y))
             if clients.augment:
-                x = crop_and_flip(x, own, counts)
+                x = crop_and_flip(x, own, counts[s])
             yield Batch(
-                active=slice(0, len(positions)) if positions == list(range(len(positions))) else torch.tensor(positions),
+                active=active[s],
                 x=x,
                 y=y,
-                held=held.to(device),
-                counts=counts,
-                valid=valid,
+                held=places[s].view(shapes[s]),
+                counts=counts[s],
+                valid=valid[s],
                 generators=own,
                 last_epoch=epoch == plan.epochs - 1,
             )

@@ -46,6 +46,7 @@ class Sgd:
         self._drops: dict[torch.Generator, Iterator[list[int]]] = {}
         self._bound: dict[int, tuple[Bound, list[Tensor]]] = {}
         self._gradient: list[Tensor] = []
+        self._counts: dict[tuple[int, ...], Tensor] = {}
         count = len(weights.theta)
         self._totals = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)  # loss, score, examples
 
@@ -115,7 +116,7 @@ class Sgd:
         """into <- keep into + scale gradient, for theta [A, d] and, where it is trained, for the head [A, h]."""
         y = batch.y if y is None else y
         active, theta = batch.active, bound.weights.theta
-        counts = torch.tensor(batch.counts, dtype=self.network.dtype, device=theta.device).unsqueeze(1)
+        counts = self._counted(batch.counts)
 
         def slope(outputs: Tensor, client: int | None) -> Tensor:
             rows = slice(None) if client is None else slice(client, client + 1)
@@ -157,6 +158,13 @@ class Sgd:
                 self._drops[generator] = columns.drops(self.p_do, generator)
             pairs += [(k, column) for column in next(self._drops[generator])]
         return columns.coordinates(pairs, self.network.num_params) if pairs else None
+
+    def _counted(self, counts: Sequence[int]) -> Tensor:
+        """The clients' numbers of examples [A, 1], on the device once for all batches that have them."""
+        key = tuple(counts)
+        if key not in self._counts:
+            self._counts[key] = torch.tensor(counts, dtype=self.network.dtype).to(self.weights.theta.device).unsqueeze(1)
+        return self._counts[key]
 
     def _note(self, active: slice | Tensor, rows: slice, sums: Tensor, examples: Tensor) -> None:
         """Add the loss and score [2, rows] and examples [rows] of these rows of the active clients."""

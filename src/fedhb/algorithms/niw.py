@@ -100,7 +100,7 @@ class NIW(Hierarchical):
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)."""
         precision, m0, found = self._precision(problem, received), received["m0"], torch.zeros(len(m)).to(m).double()
-        for part in blocks(m.shape[1]):
+        for part in blocks(*m.shape):
             found += torch.mv((m[:, part] - m0[part]).square_(), precision[part]).double()
         return 0.5 * found
 

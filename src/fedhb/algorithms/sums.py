@@ -25,13 +25,14 @@ REPORTS = ("loss", "score", "kl")
 """What clients report beside their vectors: mean loss and score on their own data, and the KL term of their objective."""
 
 
-BLOCK = 2**13
-"""Coordinates summed at once: what lies between the clients' vectors and their sums then stays in a core's cache."""
+BLOCK = 2**17
+"""Numbers of all clients together that are summed at once: what lies between them and their sums then stays in a core's cache."""
 
 
-def blocks(size: int) -> Iterator[slice]:
-    """A vector of this size, cut."""
-    return (slice(start, start + BLOCK) for start in range(0, size, BLOCK))
+def blocks(clients: int, size: int) -> Iterator[slice]:
+    """The vectors of some clients, each of this size, cut."""
+    width = max(1, BLOCK // clients)
+    return (slice(start, start + width) for start in range(0, size, width))
 
 
 def differences(found: Tensor, reference: Tensor, weight: Tensor, squares: Tensor | None = None) -> Tensor:
@@ -42,7 +43,7 @@ def differences(found: Tensor, reference: Tensor, weight: Tensor, squares: Tenso
     """
     rows, flat, weight = found.flatten(1), reference.reshape(-1).to(found.dtype), weight.to(found.dtype)
     total = torch.empty(reference.shape, dtype=torch.float64, device=reference.device)
-    for part in blocks(len(flat)):
+    for part in blocks(*rows.shape):
         gap = rows[:, part] - flat[part]
         total.view(-1)[part] = torch.mv(gap.T, weight)
         if squares is not None:

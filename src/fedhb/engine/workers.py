@@ -23,6 +23,7 @@ from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.clients import Clients
 from fedhb.engine import shelf
 from fedhb.engine.executor import InProcess, Sums, chunk_size, deal, fold
+from fedhb.engine.memory import keep
 from fedhb.engine.shelf import Label, Shelf
 from fedhb.engine.store import ClientStore
 from fedhb.errors import DivergedError, InputError
@@ -158,6 +159,7 @@ def _work(pipe: Connection, others: Sequence[Connection], executor: InProcess, s
     for other in others:  # copies of the parent's ends: a worker must see when the parent closes its own
         other.close()
     torch.set_num_threads(1)
+    keep()
     parent = os.getppid()
     while True:
         try:
