@@ -119,18 +119,19 @@ class NIW(Hierarchical):
         """V0 [d] for the new m0 and mean_i (m_i - m0)^2 [d]: diag rho = p_do (m_i - m0)^2 + (1 - p_do) m0^2 is never negative."""
         N, dim = problem.federation.num_clients, self._dim(problem)
         n0 = problem.federation.num_examples + dim + 2.0
-        fixed = self.prior_scale**2 + N * self.eps**2
-        S = m0.square().mul_(self.lambda0 + N * (1.0 - self.p_do)).add_(scatter, alpha=N * self.p_do).add_(fixed)
-        return S.mul_(n0 / (N + dim + 2.0))
+        scale = n0 / (N + dim + 2.0)
+        V0 = (scale * N * self.p_do) * scatter
+        V0.addcmul_(m0, m0, value=scale * (self.lambda0 + N * (1.0 - self.p_do)))
+        return V0.add_(scale * (self.prior_scale**2 + N * self.eps**2))
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
         N, reference = problem.federation.num_clients, server["m0"].double()
-        change = summary["m"] / summary["count"]
-        m0 = self.p_do * N / (N + self.lambda0) * (reference + change)
+        one = 1.0 / summary["count"].item()
+        m0 = torch.add(reference, summary["m"], alpha=one).mul_(self.p_do * N / (N + self.lambda0))
         moved = m0 - reference
         # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
-        scatter = (summary["squares"] / summary["count"]).addcmul_(moved, moved - 2.0 * change).clamp_min_(0.0)
+        scatter = torch.add(moved, summary["m"], alpha=-2.0 * one).mul_(moved).add_(summary["squares"], alpha=one).clamp_min_(0.0)
         dtype = server["m0"].dtype
         return {
             "m0": m0.to(dtype),
