@@ -128,7 +128,7 @@ class NIW(Hierarchical):
         """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
         N, reference = problem.federation.num_clients, server["m0"].double()
         one = 1.0 / summary["count"].item()
-        m0 = torch.add(reference, summary["m"], alpha=one).mul_(self.p_do * N / (N + self.lambda0))
+        m0 = (reference + summary["m"] / summary["count"]).mul_(self.p_do * N / (N + self.lambda0))
         moved = m0 - reference
         # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
         scatter = torch.add(moved, summary["m"], alpha=-2.0 * one).mul_(moved).add_(summary["squares"], alpha=one).clamp_min_(0.0)
