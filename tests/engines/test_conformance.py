@@ -574,14 +574,24 @@ def test_who_trains_a_chunk_does_not_matter(name, processes):
 
 
 @pytest.mark.parametrize(
-    ("count", "parts", "params", "chunk"),
-    [(10, 2, 200_960, 5), (10, 1, 200_960, 10), (100, 2, 200_960, 10), (7, 2, 2**21, 1), (3, 8, 100, 1), (1000, 2, 100, 63)],
+    ("batches", "count", "parts", "params", "chunk"),
+    [
+        (True, 10, 2, 200_960, 5),
+        (True, 10, 1, 200_960, 10),
+        (True, 100, 2, 200_960, 10),
+        (True, 7, 2, 2**21, 1),
+        (True, 3, 8, 100, 1),
+        (True, 1000, 2, 100, 63),
+        (False, 10, 2, 3_206_976, 5),
+        (False, 1000, 2, 3_206_976, 8),
+        (False, 1000, 2, 10**8, 1),
+    ],
 )
-def test_chunks_fill_a_cache_and_all_cores(count, parts, params, chunk):
-    class Linear:
-        batches_clients, num_params = True, params
+def test_chunks_fill_a_cache_and_all_cores(batches, count, parts, params, chunk):
+    class Shape:
+        batches_clients, num_params = batches, params
 
-    assert chunk_size(Linear, count, parts) == chunk
+    assert chunk_size(Shape, count, parts) == chunk
     chunks = deal([1] * count, range(count), chunk)
     assert sorted(k for part in chunks for k in part) == list(range(count))
     assert max(map(len, chunks)) - min(map(len, chunks)) <= 1 and max(map(len, chunks)) <= chunk

@@ -24,6 +24,9 @@ CHUNK_FLOATS = 2**21
 MOST = 64
 """Clients in a chunk, however small their network: their batches are in memory at once."""
 
+SUM_FLOATS, SUM_MOST = 2**25, 8
+"""Clients whose network does not know the client axis gain nothing in a chunk but their sums: as many as these numbers hold."""
+
 
 @dataclass
 class Traffic:
@@ -43,13 +46,11 @@ def cores() -> int:
 
 
 def chunk_size(network: Network, count: int = MOST, parts: int = 1) -> int:
-    """How many of `count` clients to train at once: so many that the work can be shared by `parts` cores in equal chunks.
-
-    One where the network does not know the client axis.
-    """
-    if not network.batches_clients:
-        return 1
-    most = max(1, min(MOST, CHUNK_FLOATS // network.num_params))
+    """How many of `count` clients make a chunk: so many that the work can be shared by `parts` cores in equal chunks."""
+    if network.batches_clients:
+        most = max(1, min(MOST, CHUNK_FLOATS // network.num_params))
+    else:
+        most = max(1, min(SUM_MOST, SUM_FLOATS // network.num_params))
     chunks = -(-count // most)
     chunks = min(count, -(-chunks // parts) * parts)
     return -(-count // chunks)
