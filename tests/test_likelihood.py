@@ -56,6 +56,17 @@ def test_the_slope_is_the_losss_derivative(likelihood):
     assert torch.equal(outputs, before) and not loss.requires_grad and not slope.requires_grad
 
 
+def test_a_loss_of_ones_own_has_its_own_slope():
+    class Smooth(Categorical):
+        def loss(self, outputs, y):
+            return 0.5 * super().loss(outputs, y) - 0.5 * outputs.log_softmax(-1).mean(-1)
+
+    outputs, y = normal(3, 5, 4), torch.arange(15).view(3, 5) % 4
+    loss, slope = loss_and_slope(Smooth(4), outputs, y)
+    torch.testing.assert_close(loss, Smooth(4).loss(outputs, y))
+    torch.testing.assert_close(slope, torch.func.grad(lambda o: Smooth(4).loss(o, y).sum())(outputs))
+
+
 def test_score_is_being_right():
     outputs = torch.tensor([[[2.0, 1.0], [0.0, 1.0], [3.0, 4.0]]])
     assert Categorical(2).score(outputs, torch.tensor([[0, 0, 1]])).tolist() == [[1.0, 0.0, 1.0]]

@@ -572,3 +572,34 @@ def test_a_network_is_found_by_its_name():
     assert isinstance(nets.build("mlp", (4,), 3, hidden=7).hidden, nn.Linear)
     with pytest.raises(InputError, match="unknown model 'mpl'"):
         nets.build("mpl", (4,), 3)
+
+
+# ---- the layout of images
+
+
+class Classic(nn.Module):
+    """The network of many tutorials: a view after the convolutions, which not every layout allows."""
+
+    def __init__(self, flat):
+        super().__init__()
+        self.conv, self.out, self.flat = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 6 * 5, 3), flat
+
+    def forward(self, x):
+        x = self.conv(x).relu()
+        return self.out(x.view(len(x), -1) if self.flat == "view" else x.flatten(1))
+
+
+def test_images_come_with_their_channels_innermost_where_the_module_takes_them_so():
+    x, found = normal(2, 5, 3, 6, 5), {}
+    for flat in ("view", "flatten"):
+        with seeded():
+            network = Network(Classic(flat).double())
+        prepared = network.prepare(x)
+        assert torch.equal(prepared, x)
+        assert prepared[0].is_contiguous(memory_format=torch.channels_last) == (flat == "flatten")
+        # as crop_and_flip leaves them
+        assert network.prepare(x.movedim(2, -1).contiguous().movedim(-1, 2))[0].is_contiguous() == (flat == "view")
+        weights = initial(network, 2)
+        found[flat] = network.outputs(weights, x), *gradients(network, weights, prepared, labels(2, 5))
+    for one, other in zip(found["view"], found["flatten"], strict=True):
+        torch.testing.assert_close(one, other, **EXACT)

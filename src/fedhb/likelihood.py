@@ -48,11 +48,12 @@ def loss_and_slope(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> tuple[
     """The loss of each example [C, B], and its derivative in the outputs [C, B, out].
 
     By the likelihood's own method of this name where it has one; it is worth writing where the outputs are few and autograd's
-    bookkeeping takes longer than the derivative itself.
+    bookkeeping takes longer than the derivative itself. A subclass with a loss of its own does not inherit the derivative.
     """
-    own = getattr(likelihood, "loss_and_slope", None)
-    if own is not None:
-        found: tuple[Tensor, Tensor] = own(outputs, y)
+    kinds = type(likelihood).__mro__
+    owners = [next((k for k, kind in enumerate(kinds) if name in vars(kind)), len(kinds)) for name in ("loss_and_slope", "loss")]
+    if owners[0] <= owners[1] and owners[0] < len(kinds):
+        found: tuple[Tensor, Tensor] = likelihood.loss_and_slope(outputs, y)  # type: ignore[attr-defined]
         return found
     with torch.enable_grad():
         outputs = outputs.detach().requires_grad_()

@@ -140,6 +140,7 @@ class Network:
         self.buffers = _flatten(tensors, self.buffer_slots, self.dtype)
         self._stack = Stack.of(self.module)
         self._convolves = any(isinstance(m, nn.Conv2d) for m in self.module.modules())
+        self._innermost: bool | None = None  # not known before the first images
         self._gates: dict[int, Network] = {}
 
     def _find_head(self, head: str | None) -> str:
@@ -246,10 +247,29 @@ class Network:
     def prepare(self, x: Tensor) -> Tensor:
         """Inputs [C, B, ...], as they are stored, for the module: scaled, and images with their channels innermost in memory.
 
-        Convolutions on a processor are a quarter faster so.
+        Convolutions on a processor are a quarter faster so. A module that cannot take it (`x.view(len(x), -1)` after a
+        convolution) gets its images as usual.
         """
         x = self.scaling(x, self.dtype)
-        return x.movedim(2, -1).contiguous().movedim(-1, 2) if self._convolves and x.ndim == 5 else x
+        if x.ndim != 5 or not self._convolves:
+            return x
+        innermost = x.movedim(2, -1).contiguous().movedim(-1, 2)
+        if self._innermost is None:
+            self._innermost = self._takes(innermost[0, :2])
+        return innermost if self._innermost else x.contiguous()
+
+    @torch.no_grad()
+    def _takes(self, x: Tensor) -> bool:
+        """Whether the module can be evaluated on these inputs."""
+        training = self.module.training
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self.module.eval()(x.clone(memory_format=torch.preserve_format))
+        except RuntimeError:
+            return False
+        finally:
+            self.module.train(training)
+        return True
 
     @torch.no_grad()
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:

@@ -208,6 +208,31 @@ def test_reports_are_means_over_the_last_epoch():
         assert reports["score"][k].item() == pytest.approx((outputs[0].argmax(1) == y).double().mean().item())
 
 
+class Writes(torch.nn.Module):
+    """A network that changes its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = mlp()
+
+    def forward(self, x):
+        return self.inside(x.sub_(0.5))
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+def test_a_module_may_write_into_its_input(standardise):
+    """The networks that share a batch, and the next epoch, get it as it was."""
+    pairs = [(np.arange(12.0).reshape(3, 4), np.arange(3) % CLASSES)]
+    who = Clients.from_arrays(pairs, num_classes=CLASSES, standardise=standardise)
+    network = Network(Writes(), scaling=who.scaling)
+    (batch,) = list(batches(who, replace(PLAN, epochs=1), RNG))
+    before = network.prepare(batch.x).clone()
+    first = batch.inputs(network)
+    assert batch.inputs(network) is first
+    first.sub_(0.5)
+    assert torch.equal(batch.inputs(network), before)
+
+
 # ---- augmentation
 
 

@@ -600,3 +600,36 @@ def test_chunks_fill_a_cache_and_all_cores(batches, count, parts, params, chunk)
 def test_small_work_stays_in_one_process():
     run = fit(fedhb.FedAvg(), None, rounds=1)
     assert run.result["executor"] == {"workers": 1, "clients_at_once": 3}
+
+
+class Broken(fedhb.FedAvg):
+    """An algorithm with a mistake."""
+
+    def local_update(self, problem: Any, received: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
+        raise ValueError("client 5's data are malformed")
+
+
+def test_a_mistake_in_a_worker_is_said_as_it_is(processes):
+    with pytest.raises(RuntimeError, match="client 5's data are malformed"):
+        fit(Broken(), None, workers=2)
+
+
+def test_a_worker_has_no_hold_on_the_others(processes):
+    """Each ends as soon as its own pipe is closed: none keeps the parent's end of another's open."""
+    algorithm, who, prob = CASES["fedavg-full"], clients(), problem()
+    executor = Workers(prob, algorithm, who, ClientStore(), 3, chunk=1)
+    try:
+        executor.run(algorithm.start(prob, RNG), range(len(who)), plan(algorithm), RNG)
+        first = executor._workers[0]
+        first.pipe.close()
+        first.process.join(timeout=1.5)  # before it would look whether its parent is still there
+        assert not first.process.is_alive()
+    finally:
+        executor.close()
+
+
+def test_a_device_works_in_one_process(monkeypatch):
+    prob = problem()
+    monkeypatch.setattr(type(prob.network), "device", torch.device("meta"))
+    with pytest.raises(fedhb.InputError, match="workers=2 with device=meta"):
+        Automatic(prob, CASES["fedavg-full"], clients(), ClientStore(), training=Training(1, 1.0, PLAN, "constant", 0), workers=2)

@@ -39,14 +39,17 @@ class Batch:
     valid: Tensor | None
     generators: Sequence[torch.Generator]
     last_epoch: bool
-    _prepared: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _prepared: dict[int, tuple[Tensor, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def inputs(self, network: Network) -> Tensor:
         """x as the network takes it, prepared once for all networks with the same scaling (a model and its gate)."""
         key = id(network.scaling)
-        if key not in self._prepared:
-            self._prepared[key] = network.prepare(self.x)
-        return self._prepared[key]
+        x, version = self._prepared.get(key, (self.x, -1))
+        if x._version != version:  # not prepared yet, or a module has written into its input
+            x = network.prepare(self.x)
+            x = x.clone() if x is self.x and not network.batches_clients else x
+            self._prepared[key] = x, x._version
+        return x
 
 
 def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool = False) -> Iterator[Batch]:

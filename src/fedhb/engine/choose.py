@@ -5,10 +5,12 @@ The time it takes never shows in the numbers: the chunks are cut before, by the 
 
 from __future__ import annotations
 
-import multiprocessing
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
+
+import torch
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.clients import Clients
@@ -17,6 +19,7 @@ from fedhb.engine.loop import Training
 from fedhb.engine.schedule import cohort_size
 from fedhb.engine.store import ClientStore
 from fedhb.engine.workers import Workers
+from fedhb.errors import InputError
 from fedhb.seeding import Randomness
 
 LEAST_CHUNK = 0.004
@@ -27,6 +30,15 @@ LEAST_GAIN = 0.5
 
 LEAST_WORK = 6e8
 """Floating-point operations of a round that are worth sharing: fewer are done sooner with all clients in one chunk."""
+
+
+def can_fork() -> bool:
+    """Whether processes can be forked after training has begun.
+
+    Where torch sees a device, its autograd starts threads that do not survive a fork.
+    """
+    seen = torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
+    return sys.platform == "linux" and not seen
 
 
 class Automatic:
@@ -53,8 +65,9 @@ class Automatic:
         count = cohort_size(len(clients), training.fraction)
         examples = count / len(clients) * clients.num_examples * training.plan.epochs
         work = 6.0 * problem.network.num_params * examples  # 2 forward and 4 backward for each weight and example
-        able = "fork" in multiprocessing.get_all_start_methods() and problem.network.device.type == "cpu"
-        parts = workers or (cores() if able and work >= LEAST_WORK else 1)
+        if workers > 1 and problem.network.device.type != "cpu":
+            raise InputError(f"workers={workers} with device={problem.network.device}: a device works in one process, workers=1")
+        parts = workers or (cores() if can_fork() and work >= LEAST_WORK else 1)
         self.chunk = len(clients) if algorithm.pools else chunk_size(problem.network, count, parts)
         self.sizes, self.rounds = clients.sizes.tolist(), training.rounds - done
         self._here = InProcess(problem, algorithm, clients, store, self.chunk)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -93,7 +94,8 @@ class Workers:
         if self._server is None or shelf.size(server) > self._server.capacity:
             self.close()
             self._server = Shelf(2 * shelf.size(server))
-            self._workers = [self._fork(self._server) for _ in range(self.count)]
+            for _ in range(self.count):
+                self._workers.append(self._fork(self._server))
         return self._server.put(server)
 
     def _fork(self, server: Shelf) -> Worker:
@@ -112,14 +114,14 @@ class Workers:
         return {i: _pack(self.store.memories[i]) for i in ids if i in self.store.memories}
 
     def _send(self, worker: Worker, task: object) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, and found so when its answer is read
+        with contextlib.suppress(OSError):  # it is dead, and found so when its answer is read
             worker.pipe.send(task)
 
     def _receive(self, worker: Worker) -> Sums | None:
         """A chunk's sums, or None where the worker has died."""
         try:
             answer = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # before its answer, or in the middle of it
             return None
         if isinstance(answer, Exception):
             raise answer
@@ -134,7 +136,10 @@ class Workers:
         worker.process.join()
         self._workers.remove(worker)
         if not self._workers:
-            raise RuntimeError("all worker processes died (out of memory?): resume the run, with fewer workers")
+            raise RuntimeError(
+                f"all worker processes died, the last with exit code {worker.process.exitcode} (-9: out of memory?): "
+                "resume the run, with fewer workers"
+            )
         log.warning("a worker process died (exit code %s); the others go on with its clients", worker.process.exitcode)
 
     def close(self) -> None:
@@ -167,7 +172,7 @@ def _work(pipe: Connection, others: Sequence[Connection], executor: InProcess, s
                 if os.getppid() != parent:
                     return
             labels, share, memories, plan, rng = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, OSError, KeyboardInterrupt):
             return
         store = executor.store = ClientStore()
         store.memories = {client: _unpack(memory) for client, memory in memories.items()}
@@ -177,8 +182,14 @@ def _work(pipe: Connection, others: Sequence[Connection], executor: InProcess, s
             changed = {i: _pack(store.memories[i]) for i in store.changed}
             fits = shelf.size(summary) <= sums.capacity
             answer = (sums.put(summary), None) if fits else (None, _pack(summary))
-            pipe.send((*answer, traffic, changed))
+            reply: object = (*answer, traffic, changed)
         except KeyboardInterrupt:
             return
         except (DivergedError, InputError) as error:
-            pipe.send(error)
+            reply = error
+        except Exception:  # a user's model, likelihood or algorithm: said as it is, not tried again
+            reply = RuntimeError(f"a worker process failed:\n{traceback.format_exc()}")
+        try:
+            pipe.send(reply)
+        except (OSError, KeyboardInterrupt):
+            return
