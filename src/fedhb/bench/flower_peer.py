@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fedhb.bench.process import cores
 from fedhb.bench.task import Task
+from fedhb.engine.executor import cores
 
 EXTRA = "bench-peers"
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fedhb import __version__
-from fedhb.bench.process import Tell, cores
+from fedhb.bench.process import Tell
+from fedhb.engine.executor import cores
 
 ARRAY_BYTES = 2**30
 """Read to measure bandwidth: several times any cache that one process is likely to have to itself."""

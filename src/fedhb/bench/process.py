@@ -21,11 +21,6 @@ Tell = Callable[[float, str], None]
 """Told the share that is done, and what is measured now."""
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def can_fork() -> bool:
     """Whether this system can."""
     return "fork" in multiprocessing.get_all_start_methods()

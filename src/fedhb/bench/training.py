@@ -12,9 +12,10 @@ from fedhb.bench.flower_peer import Flower, missing
 from fedhb.bench.measure import REFERENCE, alternate, best_of, compare, over
 from fedhb.bench.ours import Ours
 from fedhb.bench.peers import PlainTorch, agreement
-from fedhb.bench.process import Tell, cores
+from fedhb.bench.process import Tell
 from fedhb.bench.task import Task
 from fedhb.clients import Clients
+from fedhb.engine.executor import cores
 
 OURS = ("fedavg", "fedbabu", "niw", "mixture")
 MEANING = {

@@ -14,9 +14,10 @@ from fedhb.algorithms import ALGORITHMS
 from fedhb.bench.measure import alternate, over
 from fedhb.bench.ours import Ours
 from fedhb.bench.peers import Handwritten
-from fedhb.bench.process import Tell, apart, can_fork, cores
+from fedhb.bench.process import Tell, apart, can_fork
 from fedhb.bench.task import Task
 from fedhb.bench.training import side_by_side, table
+from fedhb.engine.executor import cores
 
 SIZE = Task("mlp", (784,), num_clients=100, examples=600, per_round=10, options={"hidden": 256})
 REPEATS = 15

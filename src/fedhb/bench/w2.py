@@ -13,9 +13,10 @@ from typing import Any
 from rich.table import Table
 
 from fedhb.bench.peers import PlainProcesses
-from fedhb.bench.process import Tell, cores
+from fedhb.bench.process import Tell
 from fedhb.bench.task import Task
 from fedhb.bench.training import side_by_side, table
+from fedhb.engine.executor import cores
 
 EXAMPLES = 500
 FULL = Task("mobilenet", (3, 32, 32), num_clients=10, examples=EXAMPLES, per_round=10, num_classes=100)
