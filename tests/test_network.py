@@ -461,9 +461,11 @@ def test_columns_are_the_weights_that_leave_one_input_unit():
     )
     network = Network(module)
     columns = network.columns
-    groups = [columns.members[a:b] for a, b in zip(columns.offsets, columns.offsets[1:], strict=False)]
+    places = torch.arange(network.num_params).unsqueeze(0)
+    groups = [column.flatten() for column in columns.of(places, [(0, g) for g in range(len(columns))])]
     assert len(groups) == 2 + 3 + 3 + 32  # none for biases, none in the head
-    assert len(set(columns.members.tolist())) == len(columns.members)
+    members = torch.cat(groups).tolist()
+    assert len(set(members)) == len(members)
     marked = {slot.name: slot for slot in network.body_slots}
 
     def holds(group, name, index):
@@ -490,9 +492,9 @@ def test_columns_are_kept_with_the_given_probability():
 
 def test_columns_lie_where_they_say():
     columns = Network(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))).columns
-    # weight [2, 3] and bias [2] of the body: column j of client k is at 8 k + (j, 3 + j)
-    assert columns.coordinates([(0, 1), (2, 0)], 8).tolist() == [1, 4, 16, 19]
-    assert columns.coordinates([], 8).tolist() == []
+    vectors = torch.arange(32).view(4, 8)[1:]  # weight [2, 3] and bias [2] of the body; rows of a larger matrix
+    assert [column.tolist() for column in columns.of(vectors, [(0, 1), (2, 0)])] == [[9, 12], [24, 27]]
+    assert columns.of(vectors, []) == []
 
 
 # ---- the gate

@@ -44,22 +44,21 @@ class Likelihood(Protocol):
         ...
 
 
-def loss_and_slope(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of each example [C, B], and its derivative in the outputs [C, B, out].
+def slope(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """The derivative of each example's loss in its outputs [C, B, out].
 
     By the likelihood's own method of this name where it has one; it is worth writing where the outputs are few and autograd's
     bookkeeping takes longer than the derivative itself. A subclass with a loss of its own does not inherit the derivative.
     """
     kinds = type(likelihood).__mro__
-    owners = [next((k for k, kind in enumerate(kinds) if name in vars(kind)), len(kinds)) for name in ("loss_and_slope", "loss")]
+    owners = [next((k for k, kind in enumerate(kinds) if name in vars(kind)), len(kinds)) for name in ("slope", "loss")]
     if owners[0] <= owners[1] and owners[0] < len(kinds):
-        found: tuple[Tensor, Tensor] = likelihood.loss_and_slope(outputs, y)  # type: ignore[attr-defined]
+        found: Tensor = likelihood.slope(outputs, y)  # type: ignore[attr-defined]
         return found
     with torch.enable_grad():
         outputs = outputs.detach().requires_grad_()
-        loss = likelihood.loss(outputs, y)
-        (slope,) = torch.autograd.grad(loss.sum(), outputs)
-    return loss.detach(), slope
+        (found,) = torch.autograd.grad(likelihood.loss(outputs, y).sum(), outputs)
+    return found
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,10 @@ class Categorical:
         """Cross entropy per example."""
         return functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
 
-    def loss_and_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """-log p_y, and p - e_y."""
-        log_p, true = outputs.log_softmax(-1), y.unsqueeze(-1)
-        loss = -log_p.gather(-1, true).squeeze(-1)
-        return loss, log_p.exp_().scatter_add_(-1, true, log_p.new_full((), -1.0).expand(true.shape))
+    def slope(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """p - e_y."""
+        true = y.unsqueeze(-1)
+        return outputs.softmax(-1).scatter_add_(-1, true, outputs.new_full((), -1.0).expand(true.shape))
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One where the likeliest class is the true one."""

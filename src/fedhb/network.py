@@ -54,18 +54,30 @@ class Weights:
 class Columns:
     """The columns of the body's weight matrices, which dropout removes (eq:spiky2): the weights that leave one input unit.
 
-    `members[offsets[g]:offsets[g + 1]]` are the coordinates of column g. Biases and normalisation weights are in no column.
+    A column is a grid in the vector of weights: where it begins, its size, and its strides. Biases and normalisation weights are
+    in no column.
     """
 
-    members: Tensor
-    offsets: Tensor
+    grids: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]]
+
+    def __len__(self) -> int:
+        return len(self.grids)
+
+    def of(self, vectors: Tensor, pairs: Iterable[tuple[int, int]]) -> list[Tensor]:
+        """The given (client, column) pairs in the clients' vectors [C, d], as views: nothing is indexed, nothing copied."""
+        (row, _), first = vectors.stride(), vectors.storage_offset()
+        return [
+            vectors.as_strided(size, stride, first + client * row + start)
+            for client, column in pairs
+            for start, size, stride in (self.grids[column],)
+        ]
 
     def drops(self, p_do: float, generator: torch.Generator) -> Iterator[list[int]]:
         """For one batch after another, the columns that its dropout mask removes; a column is kept with `p_do`.
 
         Drawn by the gaps between drops in the sequence of all columns of all batches: a coin for each, at a fraction of the cost.
         """
-        count = len(self.offsets) - 1
+        count = len(self)
         while p_do <= 0.0:  # no gaps
             yield list(range(count))
         begin, drop = 0, -1
@@ -82,16 +94,6 @@ class Columns:
                 drop += int(gap)
             begin += count
             yield found
-
-    def coordinates(self, columns: Iterable[tuple[int, int]], size: int) -> Tensor:
-        """Where the given (client, column) pairs lie in the clients' vectors of this size, one after another."""
-        bounds = self._bounds
-        parts = [self.members[bounds[column] : bounds[column + 1]] + client * size for client, column in columns]
-        return torch.cat(parts) if parts else self.members[:0]
-
-    @cached_property
-    def _bounds(self) -> list[int]:
-        return [int(bound) for bound in self.offsets.tolist()]
 
 
 class Network:
@@ -203,21 +205,20 @@ class Network:
     def columns(self) -> Columns:
         """The columns of the body's weight matrices."""
         kinds = dict(self.module.named_modules())
-        groups: list[Tensor] = []
+        grids = []
         for slot in self.body_slots:
             owner = kinds[slot.name.rpartition(".")[0]]
             if len(slot.shape) < 2 or isinstance(owner, (nn.LayerNorm, nn.RMSNorm)):
                 continue
-            coordinates = torch.arange(slot.start, slot.stop).view(slot.shape)
+            weight = torch.empty(slot.shape, device="meta")
             if isinstance(owner, _ConvNd) and not isinstance(owner, _ConvTransposeNd):
-                # [out, in / groups, ...] -> [in, out / groups, ...]: an input channel feeds the outputs of its own group
-                coordinates = coordinates.unflatten(0, (owner.groups, -1)).transpose(1, 2).flatten(0, 1)
-            elif not isinstance(owner, (_ConvTransposeNd, nn.Embedding, nn.EmbeddingBag)):  # these have their inputs first
-                coordinates = coordinates.movedim(1, 0)
-            groups.extend(coordinates.flatten(1).unbind(0))
-        sizes = torch.tensor([len(g) for g in groups], dtype=torch.int64)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        return Columns(torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64), offsets)
+                # [out, in / groups, ...]: an input channel feeds the outputs of its own group
+                columns = [column for group in weight.chunk(owner.groups) for column in group.unbind(1)]
+            else:
+                inputs_first = isinstance(owner, (_ConvTransposeNd, nn.Embedding, nn.EmbeddingBag))
+                columns = list(weight.unbind(0 if inputs_first else 1))
+            grids += [(slot.start + int(c.storage_offset()), tuple(c.shape), c.stride()) for c in columns]
+        return Columns(grids)
 
     def gate(self, num_outputs: int) -> Network:
         """The gate g(x; beta): a second copy of the body under a fixed random linear head of `num_outputs` units.

@@ -148,7 +148,15 @@ class Hierarchical(Stateless, ABC):
         weights, reports = train(
             problem.network, problem.likelihood, start, clients, plan, rng, pull=pull, p_do=self.p_do, beside=beside
         )
-        return weights, reports | {"kl": self.kl(problem, received, weights.theta).double()}
+        return weights, reports | self.reports(problem, received, weights.theta)
+
+    def reports(self, problem: Problem, received: Arrays, m: Tensor) -> Arrays:
+        """What clients report beside their loss: their KL [C]."""
+        return {"kl": self.kl(problem, received, m).double()}
+
+    def total_kl(self, problem: Problem, received: Arrays, summary: Arrays) -> float:
+        """The cohort's KL terms, summed."""
+        return summary["kl"].item()
 
     def found(self, weights: Weights, received: Arrays, reports: Arrays) -> Arrays:
         """What a client sends: m_i, and the head and buffers that are shared."""
@@ -218,7 +226,7 @@ class Hierarchical(Stateless, ABC):
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """The negative ELBO from the clients' running losses, and the KL's share of their objective."""
         count = summary["count"].item()
-        loss, kl = summary["loss"].item(), self.kl_weight * summary["kl"].item()
+        loss, kl = summary["loss"].item(), self.kl_weight * self.total_kl(problem, server, summary)
         N, normaliser = problem.federation.num_clients, float(self.log_normaliser(problem, server))
         nelbo = N / count * (loss + kl) + self.kl_weight * (N * normaliser + float(self.global_kl(problem, server)))
         return {"negative_elbo": nelbo, "kl": kl / count, "penalty_share": kl / (loss + kl) if loss + kl else 0.0}

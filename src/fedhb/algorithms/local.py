@@ -10,8 +10,9 @@ from torch import Tensor
 from fedhb.algorithms.base import Plan
 from fedhb.algorithms.batches import Batch, batches
 from fedhb.algorithms.proximal import Descent, Pull
+from fedhb.algorithms.watch import Watch
 from fedhb.clients import Clients
-from fedhb.likelihood import Likelihood, loss_and_slope
+from fedhb.likelihood import Likelihood, slope
 from fedhb.network import Bound, Network, Weights
 from fedhb.seeding import Randomness
 
@@ -47,8 +48,7 @@ class Sgd:
         self._bound: dict[int, tuple[Bound, list[Tensor]]] = {}
         self._gradient: list[Tensor] = []
         self._counts: dict[tuple[int, ...], Tensor] = {}
-        count = len(weights.theta)
-        self._totals = torch.zeros(3, count, dtype=torch.float64, device=weights.theta.device)  # loss, score, examples
+        self._watch = Watch(len(weights.theta), weights.theta.device)
 
     def step(self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None) -> None:
         """One step of every active client on its batch; the arguments are those of `gradients`."""
@@ -116,69 +116,58 @@ class Sgd:
         """into <- keep into + scale gradient, for theta [A, d] and, where it is trained, for the head [A, h]."""
         y = batch.y if y is None else y
         active, theta = batch.active, bound.weights.theta
-        counts = self._counted(batch.counts)
+        shares = self._shares(batch.counts)
 
-        def slope(outputs: Tensor, client: int | None) -> Tensor:
+        def descend(outputs: Tensor, client: int | None) -> Tensor:
             rows = slice(None) if client is None else slice(client, client + 1)
             width = outputs.shape[1]
             target = y[rows, :width]
-            each, slopes = loss_and_slope(likelihood, outputs, target)
-            valid = None if batch.valid is None or client is not None else batch.valid.to(each.dtype)
+            valid = None if client is not None else batch.valid
             if batch.last_epoch:
-                both = torch.stack([each, likelihood.score(outputs, target).to(each.dtype)])
-                self._note(active, rows, (both if valid is None else both * valid).sum(2), counts[rows, 0])
-            weight = 1.0 / counts[rows]
+                who = active if client is None else active[rows] if isinstance(active, Tensor) else rows
+                self._watch.see(likelihood, who, outputs, target, valid)
+            found = slope(likelihood, outputs, target) * shares[rows]
             for factor in (valid, None if example_weights is None else example_weights[rows, :width]):
-                weight = weight if factor is None else weight * factor
-            return slopes * weight.unsqueeze(-1)
+                found = found if factor is None else found.mul_(factor.to(found.dtype).unsqueeze(-1))
+            return found
 
+        # the thinned m: dropped columns are zero for this step, and have no gradient
         dropped = self._dropped(batch)
-        if dropped is not None:
-            flat, sunk = theta.view(-1), into[0].view(-1)
-            weight_kept, sunk_kept = flat[dropped], keep * sunk[dropped] if keep not in (0.0, 1.0) else keep
-            flat[dropped] = 0.0
+        columns, sunk = (self.network.columns.of(vectors, dropped) for vectors in (theta, into[0]))
+        kept = [(column.clone(), keep * place) for column, place in zip(columns, sunk, strict=True)]
+        for column in columns:
+            column.zero_()
         # a module that does not know the client axis may draw random numbers of its own
         seeds = [] if self.network.batches_clients else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
-        bound.differentiate(batch.inputs(self.network), slope, counts=batch.counts, seeds=seeds, keep=keep, scale=scale)
-        if dropped is not None:
-            if keep != 1.0:  # else the weights themselves took up the gradient
-                sunk[dropped] = sunk_kept
-            flat[dropped] = weight_kept  # a dropped weight has no gradient
+        bound.differentiate(batch.inputs(self.network), descend, counts=batch.counts, seeds=seeds, keep=keep, scale=scale)
+        for column, place, (weight, before) in zip(columns, sunk, kept, strict=True):
+            place.copy_(before)
+            column.copy_(weight)  # last: the places may be the weights themselves
         if not isinstance(active, slice):
             self.weights.buffers[active] = bound.weights.buffers
 
-    def _dropped(self, batch: Batch) -> Tensor | None:
-        """Coordinates into the flattened [A, d] that this batch's dropout masks set to zero, the thinned m; None for none."""
+    def _dropped(self, batch: Batch) -> list[tuple[int, int]]:
+        """The columns that this batch's dropout removes, each with its client's row among the active."""
         if self.p_do >= 1.0:
-            return None
-        columns = self.network.columns
+            return []
         pairs = []
         for k, generator in enumerate(batch.generators):
             if generator not in self._drops:
-                self._drops[generator] = columns.drops(self.p_do, generator)
+                self._drops[generator] = self.network.columns.drops(self.p_do, generator)
             pairs += [(k, column) for column in next(self._drops[generator])]
-        return columns.coordinates(pairs, self.network.num_params) if pairs else None
+        return pairs
 
-    def _counted(self, counts: Sequence[int]) -> Tensor:
-        """The clients' numbers of examples [A, 1], on the device once for all batches that have them."""
+    def _shares(self, counts: Sequence[int]) -> Tensor:
+        """What an example counts in its client's mean [A, 1, 1], on the device once for all batches that have these counts."""
         key = tuple(counts)
         if key not in self._counts:
-            self._counts[key] = torch.tensor(counts, dtype=self.network.dtype).to(self.weights.theta.device).unsqueeze(1)
+            shares = 1.0 / torch.tensor(counts, dtype=self.network.dtype)
+            self._counts[key] = shares.to(self.weights.theta.device).view(-1, 1, 1)
         return self._counts[key]
-
-    def _note(self, active: slice | Tensor, rows: slice, sums: Tensor, examples: Tensor) -> None:
-        """Add the loss and score [2, rows] and examples [rows] of these rows of the active clients."""
-        if isinstance(active, slice):
-            totals = self._totals[:, active][:, rows]
-            totals[:2] += sums
-            totals[2] += examples
-        else:
-            self._totals[:, active[rows]] += torch.cat([sums, examples.unsqueeze(0)])
 
     def report(self) -> dict[str, Tensor]:
         """Mean loss and score of each client over its last epoch [C]."""
-        loss, score, examples = self._totals
-        return {"loss": loss / examples, "score": score / examples}
+        return self._watch.report()
 
 
 def train(

@@ -104,6 +104,14 @@ class NIW(Hierarchical):
             found += torch.mv((m[:, part] - m0[part]).square_(), precision[part]).double()
         return 0.5 * found
 
+    def reports(self, problem: Problem, received: Arrays, m: Tensor) -> Arrays:
+        """Nothing: the sum of the KL terms follows from the summed squares."""
+        return {}
+
+    def total_kl(self, problem: Problem, received: Arrays, summary: Arrays) -> float:
+        """p_do/2 (n0 + dim + 1) sum_k V0_k^-1 sum_i (m_i - m0)_k^2."""
+        return 0.5 * float(self._precision(problem, received).double() @ summary["squares"])
+
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
         """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* the covariance that `kl` measures distances in."""
         precision = self._precision(problem, received) / self.p_do
@@ -126,18 +134,16 @@ class NIW(Hierarchical):
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
-        N, reference = problem.federation.num_clients, server["m0"].double()
-        one = 1.0 / summary["count"].item()
-        m0 = (reference + summary["m"] / summary["count"]).mul_(self.p_do * N / (N + self.lambda0))
-        moved = m0 - reference
-        # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
-        scatter = torch.add(moved, summary["m"], alpha=-2.0 * one).mul_(moved).add_(summary["squares"], alpha=one).clamp_min_(0.0)
-        dtype = server["m0"].dtype
-        return {
-            "m0": m0.to(dtype),
-            "V0": self._scale(problem, m0, scatter).to(dtype),
-            **average_shared(server, summary),
-        }
+        N, one = problem.federation.num_clients, 1.0 / summary["count"].item()
+        new = {key: torch.empty_like(server[key]) for key in ("m0", "V0")}
+        for part in blocks(8, len(server["m0"])):  # several vectors at a time
+            reference, sums = server["m0"][part].double(), summary["m"][part]
+            m0 = torch.div(sums, summary["count"]).add_(reference).mul_(self.p_do * N / (N + self.lambda0))
+            moved = m0 - reference
+            # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
+            scatter = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
+            new["m0"][part], new["V0"][part] = m0, self._scale(problem, m0, scatter.clamp_min_(0.0))
+        return new | average_shared(server, summary)
 
     def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
         """theta ~ t_{n0-dim+1}(m0, (l0+1) V0 / (l0 (n0-dim+1)))."""
