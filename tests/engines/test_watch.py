@@ -1,0 +1,39 @@
+"""What clients report of their training is the mean over the last epoch, however outputs are kept and whoever is active."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedhb.algorithms import watch
+from fedhb.likelihood import Categorical
+
+
+@pytest.mark.parametrize("kept", [0, 40, 2**20])
+def test_means_of_batches_that_differ_in_clients_and_padding(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    monkeypatch.setattr(watch, "KEPT", kept)
+    likelihood, generator = Categorical(3), torch.Generator().manual_seed(0)
+    seen: dict[int, list[tuple[float, float]]] = {0: [], 1: [], 2: []}
+    log = watch.Watch(3, torch.device("cpu"))
+    whole, padded = None, torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    steps: list[tuple[slice | torch.Tensor, list[int], torch.Tensor | None]] = [
+        (slice(0, 3), [0, 1, 2], whole),
+        (slice(0, 3), [0, 1, 2], whole),
+        (slice(0, 2), [0, 1], padded),
+        (torch.tensor([0, 2]), [0, 2], padded),
+        (torch.tensor([0, 2]), [0, 2], whole),
+        (slice(1, 2), [1], whole),
+    ]
+    for clients, who, valid in steps:
+        outputs = torch.randn(len(who), 2, 3, generator=generator)
+        y = torch.randint(3, (len(who), 2), generator=generator)
+        log.see(likelihood, clients, outputs, y, valid)
+        for row, client in enumerate(who):
+            for column in range(2 if valid is None else int(valid[row].sum())):
+                loss = -outputs[row, column].log_softmax(0)[y[row, column]]
+                seen[client].append((float(loss), float(outputs[row, column].argmax() == y[row, column])))
+    found = log.report()
+    for client, pairs in seen.items():
+        losses, scores = zip(*pairs, strict=True)
+        assert found["loss"][client].item() == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+        assert found["score"][client].item() == pytest.approx(sum(scores) / len(scores))
