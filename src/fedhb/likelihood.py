@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedhb.errors import InputError
+
 
 class Likelihood(Protocol):
     """What the algorithms need of a likelihood."""
@@ -61,6 +63,18 @@ def slope(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
     return found
 
 
+def sample(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
+    """Targets [B, ...] drawn from p(y | x, theta) for outputs [B, out], by the likelihood's own `sample`."""
+    draw = getattr(likelihood, "sample", None)
+    if draw is None:
+        raise InputError(
+            f"{type(likelihood).__name__} has no sample(outputs, generator), which a learned prior needs: "
+            "write it, or choose dof=full or per_coordinate"
+        )
+    found: Tensor = draw(outputs, generator)
+    return found
+
+
 @dataclass(frozen=True)
 class Categorical:
     """Classification with a softmax link."""
@@ -84,6 +98,10 @@ class Categorical:
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One where the likeliest class is the true one."""
         return (outputs.argmax(-1) == y).to(outputs.dtype)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """A class per example."""
+        return torch.multinomial(outputs.softmax(-1).cpu(), 1, generator=generator).squeeze(-1).to(outputs.device)
 
     def predictive(self, outputs: Tensor) -> Tensor:
         """Class probabilities."""
@@ -155,6 +173,11 @@ class GaussianRegression:
         """Squared error."""
         mean, _ = self._moments(outputs)
         return (y.view(mean.shape) - mean).square().mean(-1)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Targets [..., q]."""
+        mean, deviation = self._moments(outputs)
+        return mean + deviation * torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
 
     def predictive(self, outputs: Tensor) -> Tensor:
         """Mean and variance [..., 2, q]."""

@@ -48,7 +48,7 @@ def check(algorithm: Any) -> Any:
     choices = {
         "update": ("body", "full"),
         "begin": ("global", "last", "nearest") if algorithm.name == "mixture" else ("global", "last"),
-        "dof": ("full", "per_coordinate"),
+        "dof": ("full", "per_coordinate", "per_layer"),
         "precision": ("mode", "mean"),
         "mode": ("preset", "ensemble"),
         "shuffle": ("client", "pooled"),
@@ -70,6 +70,7 @@ def check(algorithm: Any) -> Any:
         "spread": (0.0, None),
         "distill_epochs": (0, None),
         "swa_start": (0.0, 1.0),
+        "average": (0.0, 1.0),
     }
     positive = "prior_scale sigma2 num_prototypes num_learners num_models pi_steps local_samples server_lr num_components alpha"
     positive_names = (*positive.split(), "temperature", "server_batch_size", "head_epochs", "num_heads")

@@ -44,6 +44,7 @@ from fedhb.algorithms.base import (
     uniform,
 )
 from fedhb.algorithms.batches import Batch
+from fedhb.algorithms.iterates import Iterates
 from fedhb.algorithms.local import train
 from fedhb.algorithms.proximal import Pull
 from fedhb.clients import Clients
@@ -59,6 +60,10 @@ class Hierarchical(Stateless, ABC):
     begin: str = field(
         default="global",
         metadata={"help": "clients begin at the global value, or at their own last iterate: global or last"},
+    )
+
+    average: float = field(
+        default=0.0, metadata={"help": "share of the last steps of a personalisation whose weights are averaged: 0 for none"}
     )
 
     p_do = 1.0
@@ -87,6 +92,10 @@ class Hierarchical(Stateless, ABC):
     @abstractmethod
     def pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull:
         """mu and target with mu (m - target) = kl_weight d KL / dm / |D_i|, for clients with these sizes [C]."""
+
+    def head_pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull | None:
+        """The same for the head where it is trained: none, unless a family has a prior for it."""
+        return None
 
     @abstractmethod
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
@@ -138,16 +147,29 @@ class Hierarchical(Stateless, ABC):
         rng: Randomness,
         pull: Pull | None = None,
         beside: Callable[[Batch, Tensor], None] | None = None,
+        average: float = 0.0,
     ) -> tuple[Weights, Arrays]:
-        """min over m_i of L_i by proximal SGD (eq:elbo_1_indiv): the expected loss on minibatches, the KL by its pull."""
+        """min over m_i of L_i by proximal SGD (eq:elbo_1_indiv): the expected loss on minibatches, the KL by its pull.
+
+        SGD that goes on at one learning rate wanders about the minimum like draws from q_i: with `average`, m_i is the mean over
+        this share of the last iterates instead of the last one.
+        """
         start = self.beginning(problem, received, clients)
         if "m" in memory:
             start.theta = torch.where(memory["seen"].bool(), memory["m"], start.theta)
-        if pull is None and self.kl_weight > 0:
-            pull = self.pull(problem, received, clients.sizes.to(problem.network.device))
-        weights, reports = train(
-            problem.network, problem.likelihood, start, clients, plan, rng, pull=pull, p_do=self.p_do, beside=beside
-        )
+        iterates = None
+        if average > 0:
+            seen = (plan.epochs * clients.sizes).tolist()
+            beside = iterates = Iterates(start, plan.train_head, seen, 1.0 - average, 1)
+        head_pull = None
+        if self.kl_weight > 0:
+            sizes = clients.sizes.to(problem.network.device)
+            pull = self.pull(problem, received, sizes) if pull is None else pull
+            head_pull = self.head_pull(problem, received, sizes) if plan.train_head else None
+        prior: dict[str, Any] = {"pull": pull, "head_pull": head_pull, "p_do": self.p_do}
+        weights, reports = train(problem.network, problem.likelihood, start, clients, plan, rng, **prior, beside=beside)
+        if iterates is not None:
+            iterates.settle()
         return weights, reports | self.reports(problem, received, weights.theta)
 
     def reports(self, problem: Problem, received: Arrays, m: Tensor) -> Arrays:
@@ -190,9 +212,9 @@ class Hierarchical(Stateless, ABC):
     def personalise(
         self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
     ) -> Personalised:
-        """Alg. 3: the client update with the head trained too; the prediction is taken at m."""
+        """Alg. 3: the client update with the head trained too; the prediction is taken at m, the mean of the last iterates."""
         received = self.broadcast(server, clients.ids.tolist())
-        weights, _ = self.fit(problem, received, clients, {}, plan, rng)
+        weights, _ = self.fit(problem, received, clients, {}, plan, rng, average=self.average)
         return Personalised.point(problem, weights)
 
     # The objectives, as functions ------------------------------------------------------------------------------------------

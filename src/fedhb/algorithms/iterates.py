@@ -60,3 +60,9 @@ class Iterates:
             if count:
                 found.append(torch.cat([part[c] for part in sums]) / count)
         return found
+
+    def settle(self) -> None:
+        """Make the weights what was averaged last."""
+        for c in range(len(self.examples)):
+            for part, mean in zip(self.parts, self.averages(c)[-1].split([part.shape[1] for part in self.parts]), strict=True):
+                part[c] = mean

@@ -11,23 +11,29 @@ and the server has a closed form (eq:niw_server_m0_V0), from count, sum_i (m_i -
     m0 = p_do N / (N + lambda0) mean_i m_i
     V0 = n0 / (N + dim + 2) ( prior_scale^2 + N eps^2 + lambda0 m0^2 + N mean_i [ p_do (m_i - m0)^2 + (1 - p_do) m0^2 ] )
 
-`dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate").
-Sent: 2d down (m0, V0), d up (m_i).
+`dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate"). With
+dof="per_layer" the weights of a tensor share one variance V0/n0, which is learned from the scatter of the m_i and the curvature
+of the clients' losses (evidence.py), and with update="full" the head has a prior too.
+Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, and a number for each tensor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedhb import distributions
-from fedhb.algorithms.base import Arrays, Problem
+from fedhb.algorithms.base import Arrays, Plan, Problem
+from fedhb.algorithms.evidence import best_variance, curvature, layer_sizes, means, occam, own_variance, spread
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
-from fedhb.algorithms.sums import average_shared, blocks, differences, shared_parts, summarise_shared
+from fedhb.algorithms.sums import average_shared, blocks, differences, scatter_around, shared_parts, summarise_shared
+from fedhb.clients import Clients
+from fedhb.network import Weights
 from fedhb.seeding import Randomness
 
 TINY = 1e-12
@@ -47,8 +53,11 @@ class NIW(Hierarchical):
         default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed, 0 not at all"}
     )
     prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I"})
-    dof: distributions.Dof = field(
-        default="full", metadata={"help": "one d-dimensional NIW, or d of one dimension: full or per_coordinate"}
+    dof: Literal["full", "per_coordinate", "per_layer"] = field(
+        default="full",
+        metadata={
+            "help": "one d-dimensional NIW, d of one dimension, or a learned variance a tensor: full, per_coordinate or per_layer"
+        },
     )
     precision: str = field(
         default="mode",
@@ -60,10 +69,22 @@ class NIW(Hierarchical):
 
     def posterior(self, problem: Problem, server: Arrays) -> distributions.NIW:
         """q(phi)."""
-        size = problem.federation.num_examples
-        return distributions.NIW(
-            server["m0"], server["V0"], l0=size + self.lambda0, n0=size + self._dim(problem) + 2.0, dof=self.dof
-        )
+        V0, dof = server["V0"], self.dof
+        if dof == "per_layer":  # with so many weights a layer, a variance of its own for each of equal ones is the same thing
+            V0, dof = self._per_weight(problem, V0)[0], "per_coordinate"
+        l0 = problem.federation.num_examples + self.lambda0
+        return distributions.NIW(server["m0"], V0, l0=l0, n0=self._n0(problem), dof=dof)
+
+    def _n0(self, problem: Problem) -> float:
+        return problem.federation.num_examples + self._dim(problem) + 2.0
+
+    def _layers(self, problem: Problem) -> list[int]:
+        return layer_sizes(problem.network, self.update == "full")
+
+    def _per_weight(self, problem: Problem, values: Tensor) -> tuple[Tensor, Tensor]:
+        """One value per layer [L] as one per weight of the body [d] and of the head [h]."""
+        every = spread(values, self._layers(problem))
+        return every[: problem.network.num_params], every[problem.network.num_params :]
 
     def prior(self, problem: Problem) -> distributions.NIW:
         """p(phi)."""
@@ -73,14 +94,22 @@ class NIW(Hierarchical):
             torch.full_like(zero, self.prior_scale**2),
             l0=max(self.lambda0, TINY),
             n0=self._dim(problem) + 2.0,
-            dof=self.dof,
+            dof="full" if self.dof == "full" else "per_coordinate",
         )
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """m0 = the initial network; V0 by the server's formula without scatter: the first round's pull is like later ones."""
-        m0 = problem.network.theta.clone()
+        m0, shared = problem.network.theta.clone(), shared_parts(problem, self.update)
+        if self.dof == "per_layer":
+            V0 = m0.new_full((len(self._layers(problem)),), self._n0(problem) * self.prior_scale**2)
+            seen = torch.zeros(3, len(V0), dtype=torch.float64, device=m0.device)  # clients, their scatter, their curvature
+            return {"m0": m0, "V0": V0, "evidence": seen, **shared}
         V0 = self._scale(problem, m0.double(), torch.zeros_like(m0, dtype=torch.float64))
-        return {"m0": m0, "V0": V0.to(m0.dtype), **shared_parts(problem, self.update)}
+        return {"m0": m0, "V0": V0.to(m0.dtype), **shared}
+
+    def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
+        """m0 and V0, and what is shared beside them."""
+        return {key: value for key, value in server.items() if key != "evidence"}
 
     def centre(self, received: Arrays) -> Tensor:
         """m0."""
@@ -97,6 +126,24 @@ class NIW(Hierarchical):
         sizes = sizes[:1] if (sizes == sizes[0]).all() else sizes  # equal clients share one row
         return Pull(self.kl_weight * self._precision(problem, received) / sizes.unsqueeze(1), received["m0"])
 
+    def head_pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull | None:
+        """The same for the head, which has a prior per layer where the federation trains it."""
+        if self.dof != "per_layer" or "head" not in received:
+            return None
+        u = self._per_weight(problem, received["V0"] / self._n0(problem))[1]
+        return Pull(self.kl_weight / u / sizes.unsqueeze(1), received["head"])
+
+    def local_update(
+        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> tuple[Arrays, Arrays]:
+        """Alg. 4, step 3; per layer, each client's curvature at what it found too."""
+        found, memory = super().local_update(problem, received, clients, memory, plan, rng)
+        if self.dof == "per_layer":
+            start = self.beginning(problem, received, clients)
+            at = Weights(found["m"], found.get("head", start.head), found.get("buffers", start.buffers))
+            found["curvature"] = curvature(problem, at, clients, plan, rng)
+        return found, memory
+
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)."""
         precision, m0, found = self._precision(problem, received), received["m0"], torch.zeros(len(m)).to(m).double()
@@ -109,11 +156,21 @@ class NIW(Hierarchical):
         return {}
 
     def total_kl(self, problem: Problem, received: Arrays, summary: Arrays) -> float:
-        """p_do/2 (n0 + dim + 1) sum_k V0_k^-1 sum_i (m_i - m0)_k^2."""
-        return 0.5 * float(self._precision(problem, received).double() @ summary["squares"])
+        """p_do/2 (n0 + dim + 1) sum_k V0_k^-1 sum_i (m_i - m0)_k^2; the head's too where it has a prior."""
+        total = 0.5 * float(self._precision(problem, received).double() @ summary["squares"])
+        if "head_squares" in summary:
+            total += 0.5 * float(
+                (summary["head_squares"] / self._per_weight(problem, self._variance(problem, received))[1]).sum()
+            )
+        return total
 
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
-        """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* the covariance that `kl` measures distances in."""
+        """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* the covariance that `kl` measures distances in.
+
+        Per layer, 1/2 sum_l d_l log(1 + u_l h_l), what q_i and its best variance add to the client's objective.
+        """
+        if self.dof == "per_layer":
+            return occam(self._variance(problem, received), received["evidence"], self._layers(problem))
         precision = self._precision(problem, received) / self.p_do
         return 0.5 * (self.eps**2 * distributions.total(precision) - distributions.total(precision.log_()))
 
@@ -121,7 +178,13 @@ class NIW(Hierarchical):
         """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""
         ones, squares = torch.ones_like(found["examples"]), torch.empty_like(received["m0"], dtype=torch.float64)
         sums = differences(found["m"], received["m0"], ones, squares)
-        return {"m": sums, "squares": squares, **summarise_shared(found, received, ones)}
+        more: Arrays = {}
+        if self.dof == "per_layer":
+            more["curvature"] = found["curvature"].double().sum(0)
+            if "head" in received:
+                more["head_squares"] = torch.empty_like(received["head"], dtype=torch.float64)
+                differences(found["head"], received["head"], ones, more["head_squares"])
+        return {"m": sums, "squares": squares, **more, **summarise_shared(found, received, ones)}
 
     def _scale(self, problem: Problem, m0: Tensor, scatter: Tensor) -> Tensor:
         """V0 [d] for the new m0 and mean_i (m_i - m0)^2 [d]: diag rho = p_do (m_i - m0)^2 + (1 - p_do) m0^2 is never negative."""
@@ -134,26 +197,45 @@ class NIW(Hierarchical):
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
-        N, one = problem.federation.num_clients, 1.0 / summary["count"].item()
-        new = {key: torch.empty_like(server[key]) for key in ("m0", "V0")}
-        for part in blocks(8, len(server["m0"])):  # several vectors at a time
-            reference, sums = server["m0"][part].double(), summary["m"][part]
-            m0 = torch.div(sums, summary["count"]).add_(reference).mul_(self.p_do * N / (N + self.lambda0))
-            moved = m0 - reference
-            # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
-            scatter = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
-            new["m0"][part], new["V0"][part] = m0, self._scale(problem, m0, scatter.clamp_min_(0.0))
-        return new | average_shared(server, summary)
+        N, layered = problem.federation.num_clients, self.dof == "per_layer"
+        m0, V0 = torch.empty_like(server["m0"]), torch.empty_like(server["m0"])
+        for part in blocks(8, len(m0)):  # several vectors at a time
+            reference = server["m0"][part].double()
+            centre = torch.div(summary["m"][part], summary["count"]).add_(reference).mul_(self.p_do * N / (N + self.lambda0))
+            around = scatter_around(centre - reference, summary["m"][part], summary["squares"][part], summary["count"])
+            m0[part], V0[part] = centre, around if layered else self._scale(problem, centre, around)
+        new = {"m0": m0, "V0": V0, **average_shared(server, summary)}
+        return new | self._learn(problem, server, summary, V0) if layered else new
+
+    def _variance(self, problem: Problem, received: Arrays) -> Tensor:
+        """u [L], the prior's variance per layer."""
+        return received["V0"].double() / self._n0(problem)
+
+    def _learn(self, problem: Problem, server: Arrays, summary: Arrays, scatter: Tensor) -> Arrays:
+        """V0 [L] = n0 u by the evidence of all clients that have answered so far (evidence.py)."""
+        counts, count = self._layers(problem), summary["count"]
+        if "head_squares" in summary:
+            head = scatter_around(summary["head"] / count, summary["head"], summary["head_squares"], count)
+            scatter = torch.cat([scatter, head.to(scatter.dtype)])
+        around = means(scatter.double(), counts) * count / (count - 1.0).clamp_min(1.0)  # of the cohort's own mean
+        seen = server["evidence"] + torch.stack([count.expand_as(around), count * around, summary["curvature"]])
+        return {"V0": (self._n0(problem) * best_variance(seen)).to(server["V0"].dtype), "evidence": seen}
 
     def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
         """theta ~ t_{n0-dim+1}(m0, (l0+1) V0 / (l0 (n0-dim+1)))."""
         return self.posterior(problem, server).predictive().sample(count, generator)
 
     def global_kl(self, problem: Problem, server: Arrays) -> Tensor:
-        """KL(q(phi) || p(phi))."""
+        """KL(q(phi) || p(phi)); per layer u is a point, and what is left is the prior of mu."""
+        if self.dof == "per_layer":
+            u = self._per_weight(problem, self._variance(problem, server))[0]
+            return 0.5 * self.lambda0 * (server["m0"].double().square() / u).sum()
         return distributions.niw_kl(self.posterior(problem, server), self.prior(problem))
 
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
         """E log N(theta_i; mu, Sigma) over q(phi) and q_i (appeq:niw_expected)."""
         mean, variance = distributions.spiky_moments(m, self.p_do, self.eps)
+        if self.dof == "per_layer":
+            own = own_variance(self._variance(problem, server), server["evidence"])
+            mean, variance = m, self._per_weight(problem, own)[0]
         return distributions.expected_log_gaussian(self.posterior(problem, server), mean, variance)

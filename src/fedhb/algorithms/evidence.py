@@ -1,0 +1,84 @@
+"""The prior's variance by empirical Bayes, one for each tensor of the network (a "layer").
+
+    theta_il ~ N(mu_l, u_l I),   q_i(theta_il) = N(m_il, v_il I),   l = 1..L layers of d_l weights
+
+With h_il = tr(H_il) / d_l, the mean curvature of a client's loss, the expected loss is to second order
+-log p(D_i | m_i) + 1/2 sum_l d_l v_il h_il. The best v_il is 1 / (1/u_l + h_il), and with it a client's objective is
+
+    -log p(D_i | m_i) + 1/2 sum_l [ |m_il - m0_l|^2 / u_l + d_l log(1 + u_l h_il) ]
+
+the negative log evidence of Laplace's approximation. A spike instead of q_i has no second term, and the u that fits best is then
+the scatter of the m_i alone: a stiff prior, under which they scatter less, and so on to zero. With it, the best u_l for the
+mean scatter s_l = mean_i |m_il - m0_l|^2 / d_l and curvature h_l is the positive root of h u^2 - s h u - s = 0: about sqrt(s / h)
+where the data say little about a weight. docs/inference.md has the derivation.
+
+`seen` [3, L] holds sums over all clients that have answered in any round: their number, their scatter and their curvature.
+Clients hardly move in the last rounds, when the learning rate is small; pooling the rounds keeps u from following them to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedhb.algorithms.base import Plan, Problem
+from fedhb.algorithms.batches import batches
+from fedhb.algorithms.local import Sgd
+from fedhb.clients import Clients
+from fedhb.likelihood import sample
+from fedhb.network import Network, Weights
+from fedhb.seeding import Randomness
+
+TINY = 1e-12
+"""Scatter and curvature are not taken below it: a layer that never moves is held where it is."""
+
+
+def layer_sizes(network: Network, with_head: bool) -> list[int]:
+    """d_l: the weights of each tensor of the body, and of the head."""
+    return [slot.stop - slot.start for slot in (*network.body_slots, *(network.head_slots if with_head else ()))]
+
+
+def spread(values: Tensor, counts: Sequence[int]) -> Tensor:
+    """One value per layer [L] as one per weight."""
+    return values.repeat_interleave(torch.tensor(counts, device=values.device))
+
+
+def means(vector: Tensor, counts: Sequence[int]) -> Tensor:
+    """The mean over each layer's weights: [..., d] -> [..., L]."""
+    return torch.stack([part.mean(-1) for part in vector.split(list(counts), -1)], -1)
+
+
+def best_variance(seen: Tensor) -> Tensor:
+    """u [L]: the positive root of h u^2 - s h u - s = 0."""
+    s, h = (total / seen[0] for total in seen[1:].clamp_min(TINY))
+    return 0.5 * (s + (s.square() + 4.0 * s / h).sqrt())
+
+
+def own_variance(u: Tensor, seen: Tensor) -> Tensor:
+    """v [L] of a client with the mean curvature: 1 / (1/u + h)."""
+    return 1.0 / (1.0 / u + seen[2] / seen[0].clamp_min(1.0))
+
+
+def occam(u: Tensor, seen: Tensor, counts: Sequence[int]) -> Tensor:
+    """1/2 sum_l d_l log(1 + u_l h_l), for the mean curvature."""
+    return 0.5 * (torch.tensor(counts, device=u.device) * torch.log1p(u * seen[2] / seen[0].clamp_min(1.0))).sum()
+
+
+def curvature(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
+    """h_il [C, L] with the Fisher information for H, estimated on one batch of each client.
+
+    Under targets drawn from the model itself gradients have mean zero, so B |g|^2 of a batch's mean gradient g is an unbiased
+    estimate of the trace for one example.
+    """
+    network = problem.network
+    batch = next(batches(clients, replace(plan, epochs=1), rng, merge_single=network.has_batch_norm))
+    at = Weights(weights.theta, weights.head, weights.buffers.clone())  # the buffers of batch norm move with every batch
+    outputs = network.outputs(at, batch.x)
+    ids = clients.ids.tolist()
+    y = torch.stack([sample(problem.likelihood, outputs[c], rng(i, "targets")) for c, i in enumerate(ids)])
+    found = [g for g in Sgd(network, at, plan).gradients(batch, problem.likelihood, y=y) if g is not None]
+    scale = torch.tensor(batch.counts, device=y.device) * clients.sizes.to(y.device)
+    return means(torch.cat(found, 1).square_(), layer_sizes(network, len(found) > 1)).double() * scale.unsqueeze(1)

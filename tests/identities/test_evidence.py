@@ -1,0 +1,141 @@
+"""The prior's variance by empirical Bayes: the best u and v by autograd, the curvature's estimate, a truth found again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from problems import RNG, initial, labelled, mlp, normal, plan_of
+from torch import Tensor
+
+import fedhb
+from fedhb.algorithms import NIW, Federation, Problem, evidence
+from fedhb.likelihood import Categorical
+from fedhb.network import Network
+from fedhb.seeding import Randomness
+
+
+def seen_of(s: float, h: float, clients: float = 7.0) -> Tensor:
+    return clients * torch.tensor([[1.0], [s], [h]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("s", "h"), [(1e-6, 0.1), (0.3, 2.0), (5.0, 1e3), (1e-3, 1e-4)])
+def test_u_and_v_minimise_the_objective(s: float, h: float) -> None:
+    seen = seen_of(s, h)
+    u = evidence.best_variance(seen).requires_grad_()
+    (slope,) = torch.autograd.grad((s / u + torch.log1p(u * h)).sum(), u)
+    assert abs(slope.item()) * u.item() < 1e-10
+    v = evidence.own_variance(u.detach(), seen).requires_grad_()
+    free = 0.5 * (
+        v * h + (s + v) / u.detach() - 1 - (v / u.detach()).log()
+    )  # expected loss and KL(N(m, v) || N(m0, u)), a weight
+    (slope,) = torch.autograd.grad(free.sum(), v)
+    assert abs(slope.item()) * v.item() < 1e-10
+    # with the best v the free energy is the evidence, Occam's factor and all
+    assert free.item() == pytest.approx(0.5 * s / u.item() + evidence.occam(u.detach(), seen, [1]).item(), rel=1e-12)
+
+
+def test_limits() -> None:
+    assert evidence.best_variance(seen_of(0.3, 1e12)).item() == pytest.approx(0.3, rel=1e-6)  # data say all: the scatter itself
+    assert evidence.best_variance(seen_of(1e-10, 0.1)).item() == pytest.approx((1e-10 / 0.1) ** 0.5, rel=1e-3)
+    assert 0 < evidence.best_variance(seen_of(0.0, 0.0)).item() < float("inf")
+
+
+def test_layers_are_tensors() -> None:
+    network = Network(mlp(4, 5, 3))
+    assert evidence.layer_sizes(network, False) == [20, 5] and evidence.layer_sizes(network, True) == [20, 5, 15, 3]
+    assert evidence.spread(torch.tensor([2.0, 3.0]), [3, 1]).tolist() == [2.0, 2.0, 2.0, 3.0]
+    assert evidence.means(torch.tensor([[1.0, 3.0, 8.0]]), [2, 1]).tolist() == [[2.0, 8.0]]
+
+
+def test_curvature_is_the_fisher_trace() -> None:
+    """Mean over many draws of batches and targets, against the sum over classes of p |gradient|^2."""
+    clients, network = labelled(40, 24), Network(mlp(4, 5, 3))
+    problem = Problem(network, Categorical(3), Federation(2, 64, 3))
+    weights, plan = initial(network, 2), dataclasses.replace(plan_of(1, 8), train_head=True)
+    draws = torch.stack([evidence.curvature(problem, weights, clients, plan, Randomness(0, r)) for r in range(600)])
+    found, error = draws.mean(0), draws.std(0) / 600**0.5
+    counts = evidence.layer_sizes(network, True)
+    module = mlp(4, 5, 3)
+    with torch.no_grad():
+        for slot in (*network.body_slots, *network.head_slots):
+            source = network.theta if slot in network.body_slots else network.head
+            dict(module.named_parameters())[slot.name].copy_(slot.of(source))
+    for c in range(2):
+        x, _ = clients.train.examples(c)
+        trace = torch.zeros(4, dtype=torch.float64)
+        for one in network.prepare(x.unsqueeze(0))[0]:
+            log_p = module(one.unsqueeze(0)).log_softmax(-1)[0]
+            for k in range(3):
+                grads = torch.autograd.grad(log_p[k], list(module.parameters()), retain_graph=True)
+                trace += log_p[k].detach().exp() * torch.stack([g.square().sum() for g in grads])
+        expected = trace / torch.tensor(counts)
+        assert ((found[c] - expected).abs() < 5 * error[c]).all()
+        assert (error[c] < 0.1 * expected).all()  # or the line above says nothing
+
+
+def test_a_clients_curvature_does_not_depend_on_its_chunk() -> None:
+    clients, network = labelled(11, 9, 5), Network(mlp(4, 5, 3))
+    problem = Problem(network, Categorical(3), Federation(3, 25, 3))
+    plan = dataclasses.replace(plan_of(1, 4), train_head=True)
+    together = evidence.curvature(problem, initial(network, 3), clients, plan, RNG)
+    for c in range(3):
+        alone = evidence.curvature(problem, initial(network, 1), clients.select([c]), plan, RNG)
+        torch.testing.assert_close(alone[0], together[c], rtol=1e-10, atol=0.0)
+
+
+@pytest.mark.parametrize("truth", [0.03, 0.3])
+def test_it_finds_the_truth_where_a_spike_collapses(truth: float) -> None:
+    """y = x theta_i + 7 noise, theta_i ~ N(mu, u I): alternate exact client fits with the best u.
+
+    Inputs are many and alike in all directions: where curvature is not, one v for all weights is too simple, and u comes out low.
+    """
+    N, n, d, noise = 1000, 100, 10, 7.0
+    x, mu = normal(N, n, d, seed=1) / noise, normal(d, seed=2)
+    theta = mu + truth**0.5 * normal(N, d, seed=3)
+    y = (x @ theta.unsqueeze(-1)).squeeze(-1) + normal(N, n, seed=4)
+    H, xy = x.mT @ x, (x.mT @ y.unsqueeze(-1)).squeeze(-1)
+    h = H.diagonal(dim1=1, dim2=2).mean()
+    ends = []
+    for spike in (False, True):
+        u, m0 = torch.tensor([1.0], dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
+        for _ in range(100):
+            m = torch.linalg.solve(H + torch.eye(d) / u, xy + m0 / u)
+            m0 = m.mean(0)
+            s = (m - m0).square().mean()
+            u = s.view(1).clamp_min(1e-9) if spike else evidence.best_variance(seen_of(s.item(), h.item()))
+        ends.append(u.item())
+    assert ends[0] == pytest.approx(truth, rel=0.1)
+    assert ends[1] < 0.2 * truth
+
+
+def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
+    clients, module = labelled(9, 6, 4, 7, 8), mlp(4, 5, 3)
+    algorithm = NIW(dof="per_layer", kl_weight=1.0, num_samples=0, update="full", p_do=1.0)
+    settings = {"rounds": 3, "fraction": 0.6, "batch_size": 4, "seed": 3, "progress": False}
+    run = fedhb.fit(module, clients, algorithm, **settings)
+    V0, seen = run.state.server["V0"], run.state.server["evidence"]
+    assert V0.shape == (4,) and seen[0].tolist() == [9.0] * 4 and (seen > 0).all()
+    n0 = clients.num_examples + 3.0
+    torch.testing.assert_close(V0.double(), n0 * evidence.best_variance(seen))
+    assert run.records[-1]["penalty_share"] > 0
+    # the pull on the head is 1 / (u |D_i|), towards the shared head
+    pull = algorithm.head_pull(run.problem, algorithm.broadcast(run.state.server, [0]), torch.tensor([10.0]))
+    assert pull is not None and torch.equal(pull.target, run.state.server["head"])
+    torch.testing.assert_close(pull.mu[0, :15], (n0 / V0[2] / 10.0).expand(15))
+    torch.testing.assert_close(pull.mu[0, 15:], (n0 / V0[3] / 10.0).expand(3))
+
+
+def test_averaged_iterates_are_the_personal_mean() -> None:
+    """With one step an epoch and all of them averaged, m is the mean of the iterates of runs of 1, 2, 3 epochs."""
+    clients, module = labelled(6, 6, 6), mlp(4, 5, 3)
+    settings = {"rounds": 1, "batch_size": 6, "seed": 3, "progress": False, "personal_lr": 0.1, "personal_epochs": 3}
+    runs = {share: fedhb.fit(module, clients, NIW(average=share, p_do=1.0, num_samples=0), **settings) for share in (0.0, 1.0)}
+    x, y = clients.train.examples(0)
+
+    def personal(share: float, epochs: int) -> Tensor:
+        return runs[share].personalise(x.numpy(), y.numpy(), epochs=epochs).posterior.theta[0, 0]
+
+    torch.testing.assert_close(personal(1.0, 3), torch.stack([personal(0.0, e) for e in (1, 2, 3)]).mean(0))
+    assert not torch.equal(personal(1.0, 3), personal(0.0, 3))
