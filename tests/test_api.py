@@ -332,6 +332,17 @@ def test_validation_examples_are_not_trained_on():
     assert first.result["global"] != second.result["global"]
 
 
+def test_fit_takes_the_algorithms_own_training(monkeypatch):
+    monkeypatch.setattr(fedhb.FedBABU, "training", {"lr": 0.02, "momentum": 0.5, "personal_lr": 0.3, "personal_epochs": 2})
+    values = {"lr": None, "momentum": None, "personal_lr": None, "personal_epochs": None}
+    own = fit(None, None, fedhb.FedBABU(), **values)
+    assert own.records[0]["lr"] == 0.02
+    assert (own.personal_plan.lr, own.personal_plan.epochs, own.personal_plan.momentum) == (0.3, 2, 0.5)
+    given = fit(None, None, fedhb.FedBABU(), **fedhb.FedBABU.training)
+    assert torch.equal(own.state.server["theta"], given.state.server["theta"])
+    assert fit(None, None, fedhb.FedBABU(), **values | {"lr": 0.04}).records[0]["lr"] == 0.04
+
+
 def test_no_evaluation(tmp_path):
     result = fit(evaluate_on=None, out=tmp_path / "run").result
     assert result["global"] is None and result["personalised"] is None and result["per_client"] is None

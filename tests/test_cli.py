@@ -12,6 +12,7 @@ import pytest
 
 import fedhb.engine.loop
 from fedhb import cli
+from fedhb.algorithms import FedBABU
 from fedhb.settings import Settings
 
 SMALL = ["--num-clients", "10", "--shards-per-client", "3", "--fraction", "0.5", "--rounds", "4", "--checkpoint-every", "2"]
@@ -91,6 +92,17 @@ def test_ctrl_c_exits_130_says_how_to_go_on_and_loses_nothing(run, tmp_path, mon
     whole, resumed = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "x"))
     assert whole["global"] == resumed["global"] and whole["personalised"] == resumed["personalised"]
     assert [json.loads(line)["round"] for line in (tmp_path / "x/rounds.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_train_and_compare_give_each_algorithm_its_own_training(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(FedBABU, "training", {"lr": 0.02})
+    assert run("train", *SMALL, "--algorithm", "fedbabu", "--out", "t")[0] == 0
+    assert run("compare", *SMALL, "--algorithms", "niw,fedbabu", "--seeds", "0", "--out", "c")[0] == 0
+    assert run("compare", *SMALL, "--algorithms", "niw,fedbabu", "--seeds", "0", "--lr", "0.1", "--out", "d")[0] == 0
+    found = {name: Settings.resolve(tmp_path / name / "settings.toml", {}).lr for name in ("t", "c/niw-seed0", "c/fedbabu-seed0")}
+    assert found == {"t": 0.02, "c/niw-seed0": 0.1, "c/fedbabu-seed0": 0.02}
+    t, c, d = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("t", "c/fedbabu-seed0", "d/fedbabu-seed0"))
+    assert t["global"] == c["global"] != d["global"]
 
 
 def test_compare_predict_personalise(run, tmp_path):

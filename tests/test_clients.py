@@ -135,6 +135,19 @@ def test_sizes_are_counted_once_however_often_they_are_asked_for():
     assert clients.select([2, 0]).sizes.tolist() == [3, 4] and clients.sizes.tolist() == [4, 1, 3]
 
 
+def test_at_most_so_many_examples():
+    clients = Clients.from_arrays(pairs((4, 1, 30)), pairs((1, 1, 1)), ids=[7, 8, 9])
+    few, more = clients.with_at_most(3, seed=0), clients.with_at_most(12, seed=0)
+    assert few.sizes.tolist() == [3, 1, 3] and more.sizes.tolist() == [4, 1, 12] and few.test is clients.test
+    for k in range(3):
+        assert set(few.train.rows_of(k).tolist()) <= set(more.train.rows_of(k).tolist()) <= set(clients.train.rows_of(k).tolist())
+    assert few.train.rows.tolist() != clients.with_at_most(3, seed=1).train.rows.tolist()
+    alone = clients.select([2]).with_at_most(3, seed=0)  # a client's examples do not depend on who else is there
+    assert alone.train.rows.tolist() == few.train.rows_of(2).tolist()
+    with pytest.raises(InputError, match="max_examples=0"):
+        clients.with_at_most(0, seed=0)
+
+
 def test_select_keeps_ids_and_examples():
     clients = Clients.from_arrays(pairs((2, 3, 4, 5)), pairs((1, 1, 1, 1)), ids=[10, 20, 30, 40]).with_validation(0.4, 0)
     chosen = clients.select([3, 1])

@@ -35,7 +35,7 @@ fields = {
         ("num_clients", "rounds", "local_epochs", "batch_size", "personal_epochs", "checkpoint_every", "shards_per_client"),
         at_least_one,
     ),
-    **dict.fromkeys(("holdout_clients", "workers", "seed"), not_negative),
+    **dict.fromkeys(("holdout_clients", "max_examples", "workers", "seed"), not_negative),
     **dict.fromkeys(("lr", "personal_lr", "alpha"), positive),
     **dict.fromkeys(("momentum", "validation", "server_share"), share),
     "fraction": st.floats(0, 1, exclude_min=True),
@@ -187,7 +187,7 @@ BOUNDS = {
     **{name: ([1, 10**9], [0, -1]) for name in ("num_clients", "rounds", "local_epochs", "batch_size")},
     **{name: ([1, 10**9], [0, -1]) for name in ("personal_epochs", "checkpoint_every", "shards_per_client")},
     **{name: ([1e-12, 1e12], [0.0, -1e-12, INFINITY, math.nan]) for name in ("lr", "personal_lr", "alpha")},
-    **{name: ([0, 10**9], [-1]) for name in ("holdout_clients", "workers", "seed")},
+    **{name: ([0, 10**9], [-1]) for name in ("holdout_clients", "max_examples", "workers", "seed")},
     "momentum": ([0.0, 0.999], [1.0, -0.001, math.nan]),
     "validation": ([0.0, 0.999], [1.0, -0.001, math.nan]),
     "server_share": ([0.0, 0.999], [1.0, -0.001, math.nan]),
@@ -261,3 +261,45 @@ def test_settings_know_the_registry():
     from fedhb.algorithms import ALGORITHMS
 
     assert tuple(ALGORITHMS) == settings.ALGORITHMS
+
+
+# ---- values that an algorithm has of its own
+
+
+@pytest.fixture
+def own_training(monkeypatch):
+    """FedBABU with values of its own."""
+    monkeypatch.setattr(ALGORITHMS["fedbabu"], "training", {"lr": 0.02, "personal_epochs": 2})
+
+
+def test_an_algorithms_own_training_comes_before_the_defaults_and_after_what_is_given(own_training, tmp_path):
+    settings = Settings.resolve(None, {"algorithm": "fedbabu"})
+    assert (settings.lr, settings.personal_epochs, settings.momentum) == (0.02, 2, 0.9)
+    assert Settings.resolve(None, {"algorithm": "fedbabu", "lr": 0.1}).lr == 0.1  # given, though it is the default
+    path = write(tmp_path, "algorithm = 'fedbabu'\nlr = 0.3\n")
+    assert (Settings.resolve(path, {}).lr, Settings.resolve(path, {}).personal_epochs) == (0.3, 2)
+    assert Settings.resolve({"algorithm": "fedbabu", "fedbabu": {"weighted": True}}, {}).lr == 0.02
+    assert Settings.resolve(None, {"algorithm": "fedavg"}).lr == 0.1
+    assert module.training_values(build("fedbabu"), {"lr": None, "momentum": 0.5}) == {
+        "lr": 0.02, "momentum": 0.5, "personal_lr": 1e-3, "personal_epochs": 2,
+    }  # fmt: skip
+
+
+def test_resolved_settings_do_not_change_with_the_algorithms_own(own_training, tmp_path):
+    settings = Settings.resolve(None, {"algorithm": "fedbabu"})
+    ALGORITHMS["fedbabu"].training["lr"] = 0.7
+    assert read_back(settings, tmp_path) == settings and settings.lr == 0.02
+
+
+def test_training_has_known_names_only(monkeypatch):
+    monkeypatch.setattr(ALGORITHMS["fedbabu"], "training", {"rounds": 3})
+    with pytest.raises(InputError, match=r"fedbabu.training has 'rounds'"):
+        Settings.resolve(None, {"algorithm": "fedbabu"})
+
+
+def test_help_does_not_wait_for_torch():
+    import subprocess
+    import sys
+
+    code = "import fedhb.cli, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -31,7 +31,7 @@ from fedhb.network import Network
 from fedhb.progress import RoundProgress
 from fedhb.run import Personal, Run, one_thread
 from fedhb.seeding import Randomness
-from fedhb.settings import Settings
+from fedhb.settings import Settings, training_values
 
 PERSONAL, CONSTANTS = "personal.safetensors", "constants.safetensors"
 LIKELIHOODS: dict[str, type[Any]] = {"categorical": Categorical, "gaussian": GaussianRegression}
@@ -46,11 +46,11 @@ def fit(
     fraction: float = 0.1,
     local_epochs: int = 1,
     batch_size: int = 50,
-    lr: float = 0.1,
-    momentum: float = 0.9,
+    lr: float | None = None,
+    momentum: float | None = None,
     schedule: str = "step",
-    personal_lr: float = 1e-3,
-    personal_epochs: int = 5,
+    personal_lr: float | None = None,
+    personal_epochs: int | None = None,
     seed: int = 0,
     head: str | None = None,
     batch_norm: str = "running",
@@ -74,7 +74,8 @@ def fit(
         clients: who holds which data.
         algorithm: with its settings; default `NIW()`.
         rounds, fraction, local_epochs, batch_size, lr, momentum, schedule: R, f, tau and the clients' SGD.
-        personal_lr, personal_epochs: how clients personalise.
+        personal_lr, personal_epochs: how clients personalise. These, lr and momentum default to the algorithm's own `training`,
+            where it has none to those of `Settings`.
         seed: of cohorts, minibatches, dropout and sampling.
         head: the name of the model's head; default: its last linear layer; "" for none.
         batch_norm: "running", or "batch" for the statistics of the batch.
@@ -91,10 +92,10 @@ def fit(
         settings_toml, rebuild: for the command line: what settings.toml holds, and how `load` makes the model again.
     """
     algorithm = algorithms.check(algorithm if algorithm is not None else algorithms.NIW())
-    Settings(  # which knows every bound
-        rounds=rounds, fraction=fraction, local_epochs=local_epochs, batch_size=batch_size, lr=lr, momentum=momentum,
-        schedule=schedule, personal_lr=personal_lr, personal_epochs=personal_epochs, seed=seed, batch_norm=batch_norm,
-        checkpoint_every=checkpoint_every, workers=workers,
+    given = {"lr": lr, "momentum": momentum, "personal_lr": personal_lr, "personal_epochs": personal_epochs}
+    chosen = Settings(  # which knows every bound
+        rounds=rounds, fraction=fraction, local_epochs=local_epochs, batch_size=batch_size, schedule=schedule, seed=seed,
+        batch_norm=batch_norm, checkpoint_every=checkpoint_every, workers=workers, **training_values(algorithm, given),
     )  # fmt: skip
     check_device(device)
     if evaluate_on not in (None, "train", "validation", "test"):
@@ -112,9 +113,9 @@ def fit(
         network, likelihood, Federation(len(clients), clients.num_examples, clients.num_classes, clients.server_inputs)
     )
     training = Training(
-        rounds, fraction, Plan(local_epochs, batch_size, lr, momentum, algorithm.update == "full"), schedule, seed
+        rounds, fraction, Plan(local_epochs, batch_size, chosen.lr, chosen.momentum, algorithm.update == "full"), schedule, seed
     )
-    personal_plan = Plan(personal_epochs, batch_size, personal_lr, momentum, train_head=True)
+    personal_plan = Plan(chosen.personal_epochs, batch_size, chosen.personal_lr, chosen.momentum, train_head=True)
     fingerprint = fingerprint_of(problem, algorithm, training, clients)
     constants = network.constants()
     network.to(device)

@@ -22,6 +22,7 @@ from rich.table import Table
 from fedhb.engine import memory
 from fedhb.errors import DivergedError, InputError
 from fedhb.settings import ALGORITHMS, Settings, read_toml
+from fedhb.values import did_you_mean
 
 app = typer.Typer(
     name="fedhb",
@@ -117,11 +118,20 @@ def compare(
         numbers = [int(s) for s in lists["seeds"].split(",")]
     except ValueError:
         raise InputError(f"seeds={lists['seeds']!r}: give whole numbers with commas between them, such as 0,1,2") from None
-    chosen = Settings.resolve(settings, flags, set_ or (), ignore=("algorithms", "seeds"))
+    ignored = ("algorithms", "seeds")
+    if not names:
+        raise InputError(f"algorithms={lists['algorithms']!r}: name at least one, or all")
+    for name in names:
+        if name not in ALGORITHMS:
+            raise InputError(
+                f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from {', '.join(ALGORITHMS)}, or all"
+            )
+    each = {name: Settings.resolve(settings, flags | {"algorithm": name}, set_ or (), ignored) for name in names}
+    chosen = Settings.resolve(settings, flags, set_ or (), ignored)
     from fedhb.experiment import compare as run_comparison
 
     try:
-        rows = run_comparison(chosen, names, numbers, out, resume, lambda result: errors.print(one_line(result)))
+        rows = run_comparison(each, numbers, out, resume, lambda result: errors.print(one_line(result)))
     except KeyboardInterrupt:
         errors.print("\nstopped; go on with the same command and [bold]--resume[/bold]")
         raise

@@ -256,6 +256,17 @@ class Clients:
         novel, kept = sorted(order[:count].tolist()), sorted(order[count:].tolist())
         return self.select(kept), self.select(novel)
 
+    def with_at_most(self, count: int, seed: int) -> Clients:
+        """Every client with `count` of its training examples, drawn at random, or all where it has no more; a larger count keeps
+        those of a smaller one."""
+        if count < 1:
+            raise InputError(f"max_examples={count}: leave every client at least one training example")
+        kept = []
+        for k, client in enumerate(self.ids.tolist()):
+            rows = self.train.rows_of(k).numpy()
+            kept.append(np.sort(rows[np.random.default_rng([seed, 0x3A5, client]).permutation(len(rows))[:count]]))
+        return replace(self, train=Share.of(self.train.x, self.train.y, kept))
+
     def with_validation(self, fraction: float, seed: int) -> Clients:
         """Move a share of every client's training examples to its validation split (at least one where it has two)."""
         if not 0 < fraction < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from fedhb import data, nets, partition
-from fedhb.algorithms import ALGORITHMS, build
+from fedhb.algorithms import build
 from fedhb.api import fit
 from fedhb.clients import Clients
 from fedhb.data.dataset import Dataset, Examples
 from fedhb.engine.folder import as_json, write_atomically
+from fedhb.engine.loop import Callback
 from fedhb.errors import InputError
 from fedhb.models import make_model
 from fedhb.run import Run
@@ -42,6 +43,8 @@ def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Cl
     else:
         clients = partition.natural(dataset)
     clients = replace(clients, server_inputs=server_inputs)
+    if settings.max_examples:
+        clients = clients.with_at_most(settings.max_examples, settings.seed)
     holdout = None
     if settings.holdout_clients:
         clients, holdout = clients.hold_out(settings.holdout_clients, settings.seed)
@@ -63,7 +66,12 @@ def withhold(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, torch.
 
 
 def train(
-    settings: Settings, out: Path | None, resume: bool = False, dataset: Dataset | None = None, progress: bool = True
+    settings: Settings,
+    out: Path | None,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    progress: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """One run by its settings."""
     algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
@@ -101,39 +109,38 @@ def train(
         device=settings.device,
         workers=settings.workers,
         progress=progress,
+        callbacks=callbacks,
         settings_toml=settings.to_toml,
         rebuild=spec,
     )
 
 
 def compare(
-    settings: Settings,
-    algorithms: Sequence[str],
+    settings: Mapping[str, Settings],
     seeds: Sequence[int],
     out: Path,
     resume: bool = False,
     on_result: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """Every algorithm with every seed under the same settings; each run in OUT/ALGORITHM-seedN, the table in OUT/comparison.json.
+    """Every algorithm with its settings and every seed; each run in OUT/ALGORITHM-seedN, the table in OUT/comparison.json.
 
     With `resume`, runs that are done are taken as they are, and one that was stopped goes on.
     """
-    for name in algorithms:  # before the first run: a wrong setting should not cost an hour
-        if name not in ALGORITHMS:
-            raise InputError(f"unknown algorithm {name!r}: choose from {', '.join(ALGORITHMS)}, or all")
-        build(name, settings.options.get(name, {}))
+    for name, one in settings.items():  # before the first run: a wrong setting should not cost an hour
+        build(name, one.options.get(name, {}))
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError(f"{out} is not empty: go on with what is there (--resume), or choose another --out")
-    dataset = data.read_npz(settings.data) if settings.data else data.load(settings.dataset)
+    first = next(iter(settings.values()))
+    dataset = data.read_npz(first.data) if first.data else data.load(first.dataset)
     results = []
     for seed in seeds:
-        for name in algorithms:
-            one = replace(settings, algorithm=name, seed=seed)
-            result = train(one, out / f"{name}-seed{seed}", resume, dataset).result
+        for name, one in settings.items():
+            result = train(replace(one, algorithm=name, seed=seed), out / f"{name}-seed{seed}", resume, dataset).result
             results.append(result)
             on_result(result)
     rows = tabulate(results)
-    write_atomically(out / "comparison.json", as_json({"settings": settings.to_toml({}).splitlines(), "rows": rows}))
+    lines = {name: one.to_toml({}).splitlines() for name, one in settings.items()}
+    write_atomically(out / "comparison.json", as_json({"settings": lines, "rows": rows}))
     return rows
 
 

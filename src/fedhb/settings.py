@@ -61,6 +61,7 @@ class Settings:
     shards_per_client: int = _setting(5, "s: class shards per client")
     alpha: float = _setting(0.5, "concentration of the Dirichlet partition")
     num_clients: int = _setting(100, "N: number of clients (a natural partition has its own)")
+    max_examples: int = _setting(0, "at most so many training examples per client, drawn at random; 0: all")
     holdout_clients: int = _setting(0, "clients that never train and are personalised afterwards")
     validation: float = _setting(0.0, "share of each client's training examples held back for validation")
     evaluate_on: str = _setting("test", "where the result's numbers come from: test or validation (then no test example is read)")
@@ -69,11 +70,11 @@ class Settings:
     local_epochs: int = _setting(1, "tau: epochs of a client's update")
     rounds: int = _setting(100, "R: number of rounds")
     batch_size: int = _setting(50, "examples per minibatch")
-    lr: float = _setting(0.1, "learning rate")
-    momentum: float = _setting(0.9, "momentum, from zero in every round")
+    lr: float = _setting(0.1, "learning rate, unless the algorithm has its own")
+    momentum: float = _setting(0.9, "momentum, from zero in every round, unless the algorithm has its own")
     schedule: str = _setting("step", "learning rate over the rounds: step (x0.1 at 1/2 and 3/4), constant or cosine")
-    personal_lr: float = _setting(1e-3, "learning rate of personalisation")
-    personal_epochs: int = _setting(5, "epochs of personalisation")
+    personal_lr: float = _setting(1e-3, "learning rate of personalisation, unless the algorithm has its own")
+    personal_epochs: int = _setting(5, "epochs of personalisation, unless the algorithm has its own")
     model: str = _setting("", "mlp, convnet, mobilenet, or pkg.mod:factory for your own; default: the paper's for the data set")
     head: str = _setting("", "the name of the model's head; default: its last linear layer")
     batch_norm: str = _setting("running", "batch norm by running statistics, or by those of the batch: running or batch")
@@ -100,7 +101,7 @@ class Settings:
         for name in ("lr", "personal_lr", "alpha"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name}={getattr(self, name)}: give a positive number")
-        for name in ("holdout_clients", "workers", "seed"):
+        for name in ("holdout_clients", "max_examples", "workers", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)}: give 0 or more")
         if not 0 <= self.momentum < 1:
@@ -133,19 +134,24 @@ class Settings:
 
     @classmethod
     def resolve(
-        cls, path: str | Path | None, flags: Mapping[str, Any], overrides: Sequence[str] = (), ignore: Sequence[str] = ()
+        cls,
+        source: str | Path | Mapping[str, Any] | None,
+        flags: Mapping[str, Any],
+        overrides: Sequence[str] = (),
+        ignore: Sequence[str] = (),
     ) -> Settings:
-        """Defaults, then the file (less the keys to ignore), then flags (None: not given), then `table.key=value` overrides."""
+        """Defaults, then the algorithm's `training`, the file or its content (less the keys to ignore), flags (None: not given),
+        and `table.key=value` overrides."""
         values: dict[str, Any] = {}
         options: dict[str, dict[str, Any]] = {}
-        if path is not None:
-            for key, value in read_toml(Path(path)).items():
-                if key in ignore:
-                    continue
-                if isinstance(value, dict):
-                    options[_table(key)] = dict(value)
-                else:
-                    values[key] = value
+        content = source if isinstance(source, Mapping) else read_toml(Path(source)) if source is not None else {}
+        for key, value in content.items():
+            if key in ignore:
+                continue
+            if isinstance(value, Mapping):
+                options[_table(key)] = dict(value)
+            else:
+                values[key] = value
         values |= {key: value for key, value in flags.items() if value is not None}
         for text in overrides:
             key, equals, value = text.partition("=")
@@ -156,6 +162,7 @@ class Settings:
         if "name" in options.get("model", {}):  # TOML has no key that is both a value and a table
             name = options["model"].pop("name")
             values["model"] = flags.get("model") or name
+        values = training_of(values.get("algorithm", cls.algorithm)) | values
         return cls(**{key: _check(key, value) for key, value in values.items()}, options=options)
 
     def to_toml(self, versions: Mapping[str, str]) -> str:
@@ -167,6 +174,29 @@ class Settings:
             named = {"name": self.model} if table == "model" else {}
             lines += ["", f"[{table}]", *(f"{_key(key)} = {_toml(value)}" for key, value in {**named, **entries}.items())]
         return "\n".join(lines) + "\n"
+
+
+TRAINING = ("lr", "momentum", "personal_lr", "personal_epochs")
+"""The settings of a run that an algorithm may have values of its own for, in its `training`."""
+
+
+def training_of(algorithm: Any) -> dict[str, Any]:
+    """An algorithm's own values, given it or its name: what is taken where neither file, flag nor argument gives one."""
+    if isinstance(algorithm, str):
+        from fedhb.algorithms import ALGORITHMS as CLASSES  # here: `fedhb --help` does not wait for torch
+
+        algorithm = CLASSES.get(algorithm)
+    own = dict(getattr(algorithm, "training", {}))
+    for key in own:
+        if key not in TRAINING:
+            raise InputError(f"{algorithm.name}.training has {key!r}: it may have {', '.join(TRAINING)}")
+    return own
+
+
+def training_values(algorithm: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of TRAINING: as given (None: not given), else the algorithm's own, else the default."""
+    defaults = {key: value for key, value in _fields().items() if key in TRAINING}
+    return defaults | training_of(algorithm) | {key: value for key, value in given.items() if value is not None}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ finds and remembers, and the sums that the server solves from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -69,6 +69,8 @@ class Algorithm(Protocol):
     """Whether anything travels between server and clients; where not, what they exchange is not counted as sent."""
     each: ClassVar[tuple[str, ...]]
     """The keys of `broadcast` that differ between clients and so have a leading client axis [C, ...]."""
+    training: ClassVar[Mapping[str, float]]
+    """Values of lr, momentum, personal_lr and personal_epochs that a run takes where it is given none. Classes inherit them."""
 
     @property
     def update(self) -> str:
@@ -193,6 +195,7 @@ class Stateless:
     pools: ClassVar[bool] = False
     sends: ClassVar[bool] = True
     each: ClassVar[tuple[str, ...]] = ()
+    training: ClassVar[Mapping[str, float]] = {}
     update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
