@@ -28,7 +28,8 @@ LAYERS = (
     ("settings", "models", "run", "progress"),
     ("api",),
     ("experiment", "bench"),
-    ("cli", "__main__"),
+    ("paper",),
+    ("cli_paper", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""
 

@@ -1,4 +1,4 @@
-"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench`.
+"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench | paper | tune`.
 
 Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted.
 """
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedhb import cli_paper
 from fedhb.engine import memory
 from fedhb.errors import DivergedError, InputError
 from fedhb.settings import ALGORITHMS, Settings, read_toml
@@ -251,6 +252,9 @@ def bench(
     if json_file is not None:
         json_file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         console.print(f"results in {json_file}", highlight=False)
+
+
+cli_paper.register(app, console, errors)
 
 
 @data_app.callback()

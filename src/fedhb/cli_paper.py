@@ -1,0 +1,116 @@
+"""The commands `fedhb paper` and `fedhb tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedhb.errors import InputError
+
+Words = Optional[list[str]]  # noqa: UP045 (typer reads it)
+Text = Optional[str]  # noqa: UP045
+Place = Optional[Path]  # noqa: UP045
+Jobs = Annotated[int, typer.Option(min=1, help="processes, each with one thread and a run of its own")]
+
+
+def register(app: typer.Typer, console: Console, errors: Console) -> None:
+    """Add both commands."""
+
+    @app.command()
+    def paper(
+        name: Annotated[Text, typer.Argument(metavar="[NAME]", help="a table or figure; without it, the list of them")] = None,
+        dataset: Annotated[Words, typer.Option(help="only cells with this data set; may be repeated")] = None,
+        cell: Annotated[Words, typer.Option(help="only this cell; may be repeated")] = None,
+        algorithms: Annotated[Text, typer.Option(help="only these algorithms or variants, with commas between them")] = None,
+        seeds: Annotated[Text, typer.Option(help="these seeds instead of the experiment's own, with commas between them")] = None,
+        jobs: Jobs = 1,
+        folder: Annotated[Place, typer.Option(help="the folder of the experiments [experiments, from here upward]")] = None,
+        show: Annotated[bool, typer.Option("--show", help="print the tables from the records, run nothing")] = False,
+    ) -> None:
+        """Run a table or figure of the paper again: what is not recorded yet; ours beside the printed numbers."""
+        from dataclasses import replace
+
+        from fedhb.paper import engine, experiments
+
+        place = experiments.find_folder(folder)
+        if name is None:
+            console.print(overview(place))
+            return
+        experiment = experiments.load(place, name)
+        if seeds:
+            experiment = replace(experiment, settings={**experiment.settings, "seeds": whole_numbers(seeds)})
+        keys = experiments.choose(experiment, dataset or (), cell or (), words(algorithms))
+        standing = engine.standing(experiment, keys)
+        done = f"{len(keys) - len(standing.missing)} of {len(keys)} records are there"
+        errors.print(f"{name}: {done}{stale_words(standing)}", highlight=False, markup=False, soft_wrap=True)
+        if not show and standing.missing:
+            standing = run_all(experiment, keys, jobs, errors)
+        for table in experiment.kind.tables(experiment.settings, chosen_rows(experiment.printed(), keys), standing.records):
+            console.print(table)
+        if standing.stale:
+            console.print("* by settings that have changed since")
+
+
+def overview(folder: Path) -> Table:
+    """Every experiment, what it is, and how many of its records are there."""
+    from fedhb.paper import engine, experiments
+
+    table = Table("name", "what it is", "records", title=f"fedhb paper NAME; folder {folder}")
+    for name in experiments.names(folder):
+        experiment = experiments.load(folder, name)
+        try:
+            keys = experiments.choose(experiment)
+            standing = engine.standing(experiment, keys)
+            count = f"{len(keys) - len(standing.missing)} of {len(keys)}{stale_words(standing)}"
+            absent = engine.lacking(list(standing.settings.values()))
+            notes = [f"needs {data_set}: {remedy.splitlines()[0]}" for data_set, remedy in absent.items()]
+        except InputError as error:
+            count, notes = "", [str(error)]
+        table.add_row(name, "\n".join([experiment.title, *(f"[dim]{note}[/dim]" for note in notes)]), count)
+    return table
+
+
+def run_all(experiment: Any, keys: Any, jobs: int, errors: Console) -> Any:
+    """Run what is missing, with progress."""
+    from fedhb.paper import engine
+    from fedhb.paper.watch import Shown
+
+    shown = Shown(experiment.name, errors)
+    try:
+        return engine.complete(experiment, keys, jobs, shown)
+    except KeyboardInterrupt:
+        errors.print("\nstopped; the same command goes on where it was")
+        raise
+    finally:
+        shown.close()
+
+
+def chosen_rows(printed: list[dict[str, Any]], keys: Any) -> list[dict[str, Any]]:
+    """The printed numbers of these keys' cells and variants; those of variants that we do not run stay where all are shown."""
+    cells, variants = {key.get("cell") for key in keys}, {key.get("variant") for key in keys}
+    return [row for row in printed if row["cell"] in cells and row["algorithm"] in variants]
+
+
+def stale_words(standing: Any) -> str:
+    """How many records are stale, and why."""
+    if not standing.stale:
+        return ""
+    names = sorted({name for record in standing.stale for name in record["stale"]})
+    return f"; {len(standing.stale)} stale, because {', '.join(names)} changed: they are run anew"
+
+
+def words(text: str | None) -> list[str]:
+    """Names with commas between them."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Seeds with commas between them."""
+    try:
+        return [int(word) for word in words(text)]
+    except ValueError:
+        raise InputError(f"seeds={text!r}: give whole numbers with commas between them, such as 0,1,2") from None

@@ -1,0 +1,108 @@
+"""What most kinds share: cells and variants, and the settings of a run that they give.
+
+    seeds = [0, 1, 2]
+    [common]                                        # settings of every run
+    num_clients = 100
+    [cells."mnist, tau=5"]                          # what a cell changes
+    dataset = "mnist"
+    local_epochs = 5
+    [variants]                                      # what is compared: an algorithm, and what it changes
+    niw = {}
+    "niw, S=10" = {algorithm = "niw", niw = {num_samples = 10}}
+
+A variant overrides its cell, a cell the common settings; tables of algorithms are merged name by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from fedhb import data, nets
+from fedhb.algorithms import ALGORITHMS, build
+from fedhb.data.dataset import Dataset
+from fedhb.engine.loop import State
+from fedhb.errors import InputError
+from fedhb.paper.records import MISSING, Key
+from fedhb.settings import Settings
+
+Tell = Callable[[float, str], None]
+"""Told the share that is done, and what is done now."""
+
+WHERE = ("workers", "device", "checkpoint_every", "options", "data")
+"""Fields of Settings that no result depends on, or that are resolved below."""
+
+
+def work(settings: Mapping[str, Any]) -> list[Key]:
+    """A key for every seed, cell and variant; all of a seed before the next one."""
+    for name in ("seeds", "cells", "variants"):
+        if not settings.get(name):
+            raise InputError(f"settings.toml has no {name}: give some")
+    return [
+        {"cell": cell, "variant": variant, "seed": seed}
+        for seed in settings["seeds"]
+        for cell in settings["cells"]
+        for variant in settings["variants"]
+    ]
+
+
+def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
+    """The settings of one run, in one process."""
+    merged: dict[str, Any] = {}
+    for layer in (settings.get("common", {}), settings["cells"][key["cell"]], settings["variants"][key["variant"]]):
+        for name, value in layer.items():
+            merged[name] = {**merged.get(name, {}), **value} if isinstance(value, Mapping) else value
+    algorithm = merged.pop("algorithm", key["variant"])
+    merged = {name: value for name, value in merged.items() if name not in ALGORITHMS or name == algorithm}
+    try:
+        return Settings.resolve(merged, {"algorithm": algorithm, "seed": key["seed"], "workers": 1})
+    except InputError as error:
+        raise InputError(f"cell {key['cell']!r}, variant {key['variant']!r}: {error}") from None
+
+
+def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
+    """Every setting that the result depends on, those of the algorithm and of the model as TABLE.NAME."""
+    return flat(settings_of(settings, key))
+
+
+def flat(chosen: Settings) -> dict[str, Any]:
+    """The same for a run's settings."""
+    found = {f.name: getattr(chosen, f.name) for f in dataclasses.fields(chosen) if f.name not in WHERE}
+    found["model"] = chosen.model or nets.DEFAULT.get(chosen.dataset, "mlp")
+    algorithm: Any = build(chosen.algorithm, chosen.options.get(chosen.algorithm, {}))
+    found |= {f"{chosen.algorithm}.{name}": value for name, value in dataclasses.asdict(algorithm).items()}
+    return found | {f"model.{name}": value for name, value in chosen.options.get("model", {}).items()}
+
+
+def default(name: str) -> Any:
+    """The default of a setting by its name in `resolved`."""
+    table, dot, field = name.partition(".")
+    owner = ALGORITHMS.get(table) if dot else Settings
+    return next((f.default for f in dataclasses.fields(owner) if f.name == (field or name)), MISSING) if owner else MISSING
+
+
+@lru_cache(maxsize=1)
+def dataset_of(name: str) -> Dataset:
+    """A data set, kept for the next run."""
+    return data.load(name)
+
+
+class Told:
+    """The callback that tells of every round."""
+
+    def __init__(self, tell: Tell, until: float = 1.0):
+        self.tell, self.until = tell, until
+
+    def on_start(self, done: int, rounds: int) -> None:
+        """Where it begins."""
+        self.rounds = rounds
+        self.tell(self.until * done / rounds, f"round {done}/{rounds}")
+
+    def on_round(self, record: dict[str, Any], state: State) -> None:
+        """One more."""
+        self.tell(self.until * state.done / self.rounds, f"round {state.done}/{self.rounds}")
+
+    def on_end(self) -> None:
+        """Nothing."""

@@ -1,0 +1,139 @@
+"""Runs what is not recorded yet. Finished work is a record; unfinished training goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedhb import data
+from fedhb.api import versions
+from fedhb.errors import InputError
+from fedhb.paper import cells, records
+from fedhb.paper.experiments import Experiment
+from fedhb.paper.jobs import Job, perform
+from fedhb.paper.records import Key, identity
+
+UNFINISHED = ".unfinished"
+"""The folder, beside the records, of checkpoints; each is removed when its record is written."""
+
+
+class Watcher(Protocol):
+    """Told how it goes."""
+
+    def begin(self, todo: int) -> None:
+        """So many records are to be made."""
+        ...
+
+    def tell(self, job: Job, share: float, text: str) -> None:
+        """A job goes on."""
+        ...
+
+    def recorded(self, record: Mapping[str, Any]) -> None:
+        """One more record."""
+        ...
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an experiment stands: its keys, their present settings, and the records that there are (newest valid, else stale)."""
+
+    keys: Sequence[Key]
+    settings: Mapping[str, Mapping[str, Any]]
+    found: Mapping[str, dict[str, Any]]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records, in the order of the keys; `stale` says by which settings."""
+        return [self.found[identity(key)] for key in self.keys if identity(key) in self.found]
+
+    @property
+    def missing(self) -> list[Key]:
+        """The keys without a valid record."""
+        return [key for key in self.keys if identity(key) not in self.found or self.found[identity(key)]["stale"]]
+
+    @property
+    def stale(self) -> list[dict[str, Any]]:
+        """The records that stand in for missing ones."""
+        return [record for record in self.records if record["stale"]]
+
+
+def standing(experiment: Experiment, keys: Sequence[Key]) -> Standing:
+    """Where it stands."""
+    now = {identity(key): experiment.resolved(key) for key in keys}
+    kept = records.read(experiment.path / "records.jsonl")
+    default = cells.default if hasattr(experiment.kind, "resolved") else lambda name: records.MISSING
+    return Standing(keys, now, records.current(kept, [(key, now[identity(key)]) for key in keys], default))
+
+
+def lacking(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The data sets that these settings need and that are not here, each with what to do about it."""
+    here = {status.name: status for status in data.status()}
+    found = {}
+    for name in dict.fromkeys(str(one["dataset"]) for one in settings if "dataset" in one):
+        if name not in here:
+            found[name] = "it is not a data set of fedhb yet"
+        elif not here[name].present:
+            found[name] = here[name].remedy
+    return found
+
+
+def complete(experiment: Experiment, keys: Sequence[Key], processes: int, watcher: Watcher) -> Standing:
+    """Run what has no valid record; where it stands then."""
+    now = standing(experiment, keys)
+    missing = now.missing
+    absent = lacking([now.settings[identity(key)] for key in missing])
+    if absent:
+        name, remedy = next(iter(absent.items()))
+        raise InputError(f"{experiment.name} needs the data set {name}: {remedy}; or choose others with --dataset")
+    about = {"commit": commit(), "versions": versions()}
+    jobs = []
+    for key in missing:
+        digest = hashlib.sha256((identity(key) + identity(now.settings[identity(key)])).encode()).hexdigest()[:16]
+        jobs.append(Job(experiment.kind.__name__, experiment.settings, key, experiment.path / UNFINISHED / digest))
+    watcher.begin(len(jobs))
+    for job, (result, seconds) in perform(jobs, processes, watcher.tell):
+        record = {
+            "key": dict(job.key),
+            "result": result,
+            "settings": now.settings[identity(job.key)],
+            "seconds": round(seconds, 3),
+            **about,
+            "command": command(experiment.name, job.key),
+        }
+        records.append(experiment.path / "records.jsonl", record)
+        shutil.rmtree(job.folder, ignore_errors=True)
+        watcher.recorded(record)
+    with contextlib.suppress(OSError):  # it is not empty where other work has been begun
+        (experiment.path / UNFINISHED).rmdir()
+    return standing(experiment, keys)
+
+
+def command(name: str, key: Key) -> str:
+    """The command that makes this record again."""
+    options = {"cell": "--cell", "variant": "--algorithms", "seed": "--seeds"}
+    words = ["fedhb", "paper", name]
+    for part, option in options.items():
+        if part in key:
+            words += [option, str(key[part])]
+    return shlex.join(words)
+
+
+def commit() -> str | None:
+    """The commit of this code, with a + where it has been changed since; None outside a repository."""
+    here = Path(__file__).parent.parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=30).stdout
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # else it is installed inside somebody else's repository
+        return git("rev-parse", "HEAD").strip() + ("+" if git("status", "--porcelain", "--", ".").strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,126 @@
+"""Work in this process, or in several: each has one torch thread, takes a job when it is free, and dies with this one."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from fedhb.engine import memory
+from fedhb.errors import DivergedError, InputError
+from fedhb.paper.records import Key
+
+PATIENCE = 20.0
+"""Seconds in which an interrupted process may write its checkpoint."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One record's work: the kind's module, the experiment's settings, the record's key, and a folder for checkpoints."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    key: Key
+    folder: Path
+
+
+Outcome = tuple[dict[str, Any], float]
+"""The result and the seconds it took."""
+
+Watch = Callable[[Job, float, str], None]
+"""Told of a job, the share that is done, and what is done now."""
+
+
+def do(job: Job, tell: Callable[[float, str], None]) -> Outcome:
+    """A job here. A run that diverges has a result too."""
+    begun = time.perf_counter()
+    try:
+        result = importlib.import_module(job.kind).run(job.settings, job.key, job.folder, tell)
+    except DivergedError as error:
+        result = {"diverged": str(error)}
+    return result, time.perf_counter() - begun
+
+
+def perform(jobs: Sequence[Job], processes: int, watch: Watch) -> Iterator[tuple[Job, Outcome]]:
+    """Every job with its outcome, in the order in which they finish."""
+    if processes > 1 and len(jobs) > 1:
+        yield from _in_processes(jobs, min(processes, len(jobs)), watch)
+        return
+    for job in jobs:
+        yield job, do(job, partial(watch, job))
+
+
+def _in_processes(jobs: Sequence[Job], count: int, watch: Watch) -> Iterator[tuple[Job, Outcome]]:
+    # spawned, not forked: a fork would inherit the pipes of the others, and never see that this process has died
+    context, waiting = multiprocessing.get_context("spawn"), list(jobs)
+    busy: dict[Connection, tuple[Any, Job]] = {}
+    processes = []
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,))
+            process.start()
+            theirs.close()
+            processes.append((process, ours))
+            busy[ours] = (process, waiting.pop(0))
+            ours.send(busy[ours][1])
+        while busy:
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                process, job = busy[pipe]
+                try:
+                    kind, *content = pipe.recv()
+                except EOFError:
+                    process.join()
+                    raise RuntimeError(f"the process of {dict(job.key)} died with code {process.exitcode} (memory?)") from None
+                if kind == "told":
+                    watch(job, *content)
+                    continue
+                if kind == "refused":
+                    raise InputError(content[0])
+                if kind == "failed":
+                    raise RuntimeError(f"{dict(job.key)} failed:\n{content[0]}")
+                if waiting:
+                    busy[pipe] = (process, waiting.pop(0))
+                    pipe.send(busy[pipe][1])
+                else:
+                    del busy[pipe]
+                    pipe.close()
+                yield job, content[0]
+    finally:
+        for _, pipe in processes:
+            pipe.close()  # whoever is at work fails to tell, keeps its checkpoint and ends
+        for process, _ in processes:
+            process.join(PATIENCE)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    import torch
+
+    memory.keep()
+    torch.set_num_threads(1)
+    try:
+        while True:
+            job = pipe.recv()
+            try:
+                pipe.send(("done", do(job, lambda share, text: pipe.send(("told", share, text)))))
+            except OSError as error:
+                if isinstance(error, BrokenPipeError):
+                    return
+                pipe.send(("failed", traceback.format_exc()))
+            except InputError as error:
+                pipe.send(("refused", str(error)))
+            except Exception:
+                pipe.send(("failed", traceback.format_exc()))
+    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+        return

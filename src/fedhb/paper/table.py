@@ -1,0 +1,153 @@
+"""Tables of the paper: train every variant in every cell, evaluate before and after personalisation.
+
+The result of a key: the metrics of both tasks (means over clients, last round) and of hold-out clients, the mean over rounds of
+the prior's share of the clients' objective, bytes and seconds; for a mixture also its global prediction under other gates.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedhb.experiment import train
+from fedhb.paper import gates, ranks
+from fedhb.paper.cells import Key, Tell, Told, dataset_of, resolved, settings_of, work
+
+__all__ = ["resolved", "run", "tables", "work"]
+
+METRICS = (("accuracy", 100, 2), ("nll", 1, 3), ("ece", 1, 3))
+"""What the tables show: the metric, its factor and its digits. Printed accuracies are in percent."""
+
+NAMES = {
+    "global": "global prediction",
+    "personalised": "personalisation",
+    "holdout_global": "novel clients, global prediction",
+    "holdout_personalised": "novel clients, personalisation",
+}
+
+Record = Mapping[str, Any]
+
+
+def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
+    """Train and evaluate."""
+    chosen = settings_of(settings, key)
+    found = train(chosen, folder, resume=True, dataset=dataset_of(chosen.dataset), progress=False, callbacks=[Told(tell, 0.9)])
+    shares = [r["penalty_share"] for r in found.records if "penalty_share" in r]
+    holdout = found.result["holdout"] or {}
+    result = {
+        "global": found.result["global"],
+        "personalised": found.result["personalised"],
+        **{f"holdout_{task}": holdout[task] for task in ("global", "personalised") if holdout},
+        "penalty_share": statistics.fmean(shares) if shares else None,
+        "bytes": found.result["communication"]["per_client_round"],
+        "seconds": found.result["seconds"],
+    }
+    other = gates.metrics(found, chosen, dataset_of(chosen.dataset))
+    return result | ({"gates": other} if other else {})
+
+
+def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Table]:
+    """Accuracy beside the printed one, NLL, ECE; mean ranks; and the gates of mixtures."""
+    found = []
+    cells = _in_order(settings["cells"], [r["key"]["cell"] for r in records], [row["cell"] for row in printed])
+    variants = _in_order(settings["variants"], [r["key"]["variant"] for r in records], [row["algorithm"] for row in printed])
+    lost = ["global"] if any("diverged" in r["result"] for r in records) else []
+    used = {*lost, *(row["task"] for row in printed), *(name for r in records for name in r["result"])}
+    tasks = [task for task in NAMES if task in used]
+    for task in [*tasks, *dict.fromkeys(row["task"] for row in printed if row["task"] not in tasks)]:
+        for metric, factor, digits in METRICS:
+            table = Table("", *cells, title=f"{settings.get('title', '')}: {NAMES.get(task, task)}, {metric}", show_lines=True)
+            filled = False
+            for variant in variants:
+                texts = []
+                for cell in cells:
+                    mine = [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
+                    theirs = [
+                        row
+                        for row in printed
+                        if (row["cell"], row["algorithm"], row["task"], row["metric"]) == (cell, variant, task, metric)
+                    ]
+                    texts.append(
+                        "\n".join(
+                            filter(None, (ours(mine, task, metric, factor, digits), *(as_printed(row, digits) for row in theirs)))
+                        )
+                    )
+                filled = filled or any(texts)
+                table.add_row(variant, *texts)
+            if filled:
+                found.append(table)
+    return found + rank_table(variants, tasks, records) + gate_table(records)
+
+
+def ours(records: Sequence[Record], task: str, metric: str, factor: float, digits: int) -> str:
+    """Mean ± deviation over seeds; * where settings have changed since."""
+    lost = sum("diverged" in r["result"] for r in records)
+    values = [factor * r["result"][task][metric] for r in records if r["result"].get(task)]
+    star = "*" if any(r.get("stale") for r in records) else ""
+    text = f"{spread(values, digits)}{star}" if values else ""
+    return text + (f" {lost} diverged" if lost else "")
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The mean, and the deviation where there is more than one value."""
+    deviation = f" ±{statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}"
+
+
+def as_printed(row: Record, digits: int) -> str:
+    """A number of the paper."""
+    deviation = f" ±{row['std']:.{digits}f}" if row["std"] is not None else ""
+    return f"[dim]printed {row['mean']:.{digits}f}{deviation}[/dim]"
+
+
+def rank_table(variants: Sequence[str], tasks: Sequence[str], records: Sequence[Record]) -> list[Table]:
+    """Mean ranks by accuracy over the blocks (cell and seed) that every variant with a record has, and whether they differ."""
+    compared = {task: found for task in tasks if (found := ranked(variants, task, records))}
+    if not compared:
+        return []
+    table = Table("", *(NAMES[task] for task in compared), title="mean ranks by accuracy")
+    for variant in variants:
+        if any(variant in each for each, _ in compared.values()):
+            table.add_row(variant, *(f"{each[variant]:.2f}" if variant in each else "" for each, _ in compared.values()))
+    table.add_section()
+    results = [result for _, result in compared.values()]
+    table.add_row("blocks: cell and seed", *(str(r.blocks) for r in results))
+    table.add_row("Friedman chi2, p", *(f"{r.chi2:.2f}, {r.p:.2g}" for r in results))
+    table.add_row("critical difference (Nemenyi, 5 %)", *(f"{r.critical:.2f}" if r.critical is not None else "" for r in results))
+    return [table]
+
+
+def ranked(variants: Sequence[str], task: str, records: Sequence[Record]) -> tuple[dict[str, float], ranks.Comparison] | None:
+    """Each variant's mean rank, and the comparison; None where there is nothing to compare."""
+    scores: dict[tuple[str, int], dict[str, float]] = {}
+    for r in records:
+        if r["result"].get(task) and not r.get("stale"):
+            scores.setdefault((r["key"]["cell"], r["key"]["seed"]), {})[r["key"]["variant"]] = r["result"][task]["accuracy"]
+    names = [v for v in variants if any(v in block for block in scores.values())]
+    blocks = [[block[v] for v in names] for block in scores.values() if all(v in block for v in names)]
+    if len(names) < 2 or len(blocks) < 2:
+        return None
+    result = ranks.compare(blocks)
+    return dict(zip(names, result.ranks, strict=True)), result
+
+
+def gate_table(records: Sequence[Record]) -> list[Table]:
+    """Global accuracy of mixtures under their own gate, equal shares, and the prototype that fits the client's own data best."""
+    some = [r for r in records if r["result"].get("gates")]
+    if not some:
+        return []
+    table = Table("cell", "", *gates.GATES, title="mixtures: global accuracy by gate")
+    for cell, variant in dict.fromkeys((r["key"]["cell"], r["key"]["variant"]) for r in some):
+        mine = [r["result"]["gates"] for r in some if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
+        table.add_row(cell, variant, *(spread([100 * m[gate]["accuracy"] for m in mine], 2) for gate in gates.GATES))
+    return [table]
+
+
+def _in_order(known: Iterable[str], *used: Sequence[str]) -> list[str]:
+    """The names that are used, in the order of the settings; then those of the paper that the settings do not have."""
+    names = {name for one in used for name in one}
+    return [name for name in known if name in names] + [n for n in dict.fromkeys(used[-1]) if n not in set(known)]
