@@ -29,6 +29,7 @@ LAYERS = (
     ("api",),
     ("experiment", "bench"),
     ("paper",),
+    ("tune",),
     ("cli_paper", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""

@@ -12,7 +12,7 @@ import pytest
 
 import fedhb.engine.loop
 from fedhb import cli
-from fedhb.algorithms import FedBABU
+from fedhb.algorithms import NIW, FedBABU
 from fedhb.settings import Settings
 
 SMALL = ["--num-clients", "10", "--shards-per-client", "3", "--fraction", "0.5", "--rounds", "4", "--checkpoint-every", "2"]
@@ -95,6 +95,7 @@ def test_ctrl_c_exits_130_says_how_to_go_on_and_loses_nothing(run, tmp_path, mon
 
 
 def test_train_and_compare_give_each_algorithm_its_own_training(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(NIW, "training", {})
     monkeypatch.setattr(FedBABU, "training", {"lr": 0.02})
     assert run("train", *SMALL, "--algorithm", "fedbabu", "--out", "t")[0] == 0
     assert run("compare", *SMALL, "--algorithms", "niw,fedbabu", "--seeds", "0", "--out", "c")[0] == 0

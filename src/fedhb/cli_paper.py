@@ -54,6 +54,34 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         if standing.stale:
             console.print("* by settings that have changed since")
 
+    @app.command()
+    def tune(
+        space: Annotated[Path, typer.Argument(metavar="SPACE.toml", help="what is tried: experiments/tuning/space.toml")],
+        algorithms: Annotated[Text, typer.Option(help="only these, with commas between them [all of the space]")] = None,
+        trials: Annotated[Optional[int], typer.Option(help="of every method [as in the space]")] = None,  # noqa: UP045
+        jobs: Jobs = 1,
+    ) -> None:
+        """Choose every method's settings on validation data, with the same budget for all; the choice goes to chosen.toml."""
+        from fedhb import tune as tuning
+        from fedhb.paper.watch import Shown
+        from fedhb.settings import read_toml
+
+        chosen = space.parent / "chosen.toml"
+        content = tuning.Space.read(space, trials)
+        shown = Shown("tuning", errors)
+        try:
+            found = tuning.tune(content, words(algorithms) or content.methods, jobs, shown)
+        except KeyboardInterrupt:
+            errors.print("\nstopped; the same command goes on where it was")
+            raise
+        finally:
+            shown.close()
+        tuning.write_chosen(chosen, found)
+        console.print(tuning.table(found))
+        console.print(f"chosen settings in {chosen}", highlight=False)
+        for text in tuning.differences(read_toml(chosen)):
+            console.print(f"not the default of the code yet: {text}", highlight=False)
+
 
 def overview(folder: Path) -> Table:
     """Every experiment, what it is, and how many of its records are there."""

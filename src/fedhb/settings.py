@@ -169,10 +169,10 @@ class Settings:
         """The resolved settings as a file that `resolve` reads back."""
         lines = ["# Resolved settings of this run. Versions: " + ", ".join(f"{k} {v}" for k, v in versions.items())]
         tables: dict[str, Mapping[str, Any]] = {"options": {}} | dict(self.options)
-        lines += [f"{f.name} = {_toml(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name not in tables]
+        lines += [f"{f.name} = {toml_value(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name not in tables]
         for table, entries in self.options.items():
             named = {"name": self.model} if table == "model" else {}
-            lines += ["", f"[{table}]", *(f"{_key(key)} = {_toml(value)}" for key, value in {**named, **entries}.items())]
+            lines += ["", f"[{table}]", *(f"{_key(key)} = {toml_value(value)}" for key, value in {**named, **entries}.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -236,14 +236,15 @@ def _value(text: str) -> Any:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _toml(key)
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     return repr(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from small import COMMON, SETTINGS, write
 
 from fedhb import cli
 from fedhb.errors import DivergedError, InputError
 from fedhb.paper import engine, experiments, jobs, records, table
+from fedhb.paper.watch import Shown
 
 
 class Silent:
@@ -272,6 +275,20 @@ def test_printed_numbers_are_read(tmp_path):
     write(tmp_path, printed="cell,method,mean\n")
     with pytest.raises(InputError, match=r"printed\.csv: its columns"):
         experiments.load(tmp_path, "small").printed()
+
+
+def test_progress_of_several_stages_on_a_terminal():
+    """Rich allows one display at a time; tuning begins one for every stage."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    shown = Shown("small", console)
+    job = jobs.Job("", {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
+    for _ in range(2):
+        shown.begin(1)
+        shown.tell(job, 0.5, "round 1/2")
+        shown.recorded({"key": job.key, "seconds": 1.0, "result": {"global": {"accuracy": 0.5}}})
+    shown.close()
+    shown.close()
+    assert console.file.getvalue().count("1/1 one, niw, seed 0: 1.0 s, global 50.00 %") == 2
 
 
 # ---- processes, kills

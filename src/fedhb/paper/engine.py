@@ -7,7 +7,7 @@ import hashlib
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,8 +84,10 @@ def lacking(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def complete(experiment: Experiment, keys: Sequence[Key], processes: int, watcher: Watcher) -> Standing:
-    """Run what has no valid record; where it stands then."""
+def complete(
+    experiment: Experiment, keys: Sequence[Key], processes: int, watcher: Watcher, command: Callable[[Key], str] | None = None
+) -> Standing:
+    """Run what has no valid record; where it stands then. `command` is told in a record: what makes it again."""
     now = standing(experiment, keys)
     missing = now.missing
     absent = lacking([now.settings[identity(key)] for key in missing])
@@ -105,7 +107,7 @@ def complete(experiment: Experiment, keys: Sequence[Key], processes: int, watche
             "settings": now.settings[identity(job.key)],
             "seconds": round(seconds, 3),
             **about,
-            "command": command(experiment.name, job.key),
+            "command": command(job.key) if command else paper_command(experiment.name, job.key),
         }
         records.append(experiment.path / "records.jsonl", record)
         shutil.rmtree(job.folder, ignore_errors=True)
@@ -115,7 +117,7 @@ def complete(experiment: Experiment, keys: Sequence[Key], processes: int, watche
     return standing(experiment, keys)
 
 
-def command(name: str, key: Key) -> str:
+def paper_command(name: str, key: Key) -> str:
     """The command that makes this record again."""
     options = {"cell": "--cell", "variant": "--algorithms", "seed": "--seeds"}
     words = ["fedhb", "paper", name]

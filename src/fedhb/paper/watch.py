@@ -22,7 +22,8 @@ class Shown:
         self._jobs: dict[str, TaskID] = {}
 
     def begin(self, todo: int) -> None:
-        """Show the bars."""
+        """Show the bars; instead of those of an earlier stage, where there was one."""
+        self.close()
         self.todo, self.done, self._begun = todo, 0, time.monotonic()
         if self.console.is_terminal and todo:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -55,7 +56,7 @@ class Shown:
         """Take the bars away."""
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None
+            self._bar, self._jobs = None, {}
 
 
 def title(key: Key) -> str:

@@ -1,0 +1,265 @@
+"""Tuning with the same budget for every method, on validation data, with seeds that no result uses: `fedhb tune SPACE.toml`.
+
+    seeds = [100, 101]
+    trials = 16                                     # of every method; trial 0 is its present default
+    draw = 0                                        # seed of the draws
+    [common]                                        # as in an experiment (fedhb.paper.cells)
+    [cells.NAME]
+    [[stages]]                                      # all trials in these cells,
+    keep = 1.0
+    cells = ["fashion-mnist tau=1"]
+    [[stages]]                                      # then the best quarter in those
+    keep = 0.25
+    cells = ["mnist tau=1"]
+    [shared]                                        # choices of every method that has such a setting
+    lr = [0.03, 0.1, 0.3]
+    [own.fedprox]                                   # choices of one method, also instead of shared ones
+    mu = [0.01, 0.1]
+
+Trials are drawn without repetition. The n-th draw has the same shared values for every method, so that none is luckier than
+another, and the same ones whatever the defaults are, so that records stay valid when these change. The score of a trial is the
+mean of the validation accuracies of global prediction and personalisation, over cells and seeds; equal scores are ordered by NLL.
+Trial 0 takes part in every stage: what it is compared with ran in the same cells.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedhb.algorithms import ALGORITHMS, build
+from fedhb.engine.folder import write_atomically
+from fedhb.errors import InputError
+from fedhb.paper import engine
+from fedhb.paper.experiments import Experiment
+from fedhb.paper.records import Key
+from fedhb.settings import TRAINING, Settings, read_toml, toml_value
+from fedhb.values import did_you_mean
+
+Choice = dict[str, Any]
+"""A value for every setting of a method's space."""
+
+NEEDED = ("seeds", "trials", "cells", "stages", "shared", "own")
+REPORTED = {0, 1, 2}
+"""Seeds of results everywhere."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """A SPACE.toml: its file and its content."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, trials: int | None = None) -> Space:
+        """The file, after a check of what would spoil a comparison."""
+        content = read_toml(path)
+        for name in NEEDED:
+            if name not in content:
+                raise InputError(f"{path} has no {name}: see the head of fedhb/tune.py for what it holds")
+        seen = REPORTED.union(*(read_toml(p).get("seeds", []) for p in sorted(path.parent.parent.glob("*/settings.toml"))))
+        for seed in content["seeds"]:
+            if seed in seen:
+                raise InputError(f"{path}: results are reported with seed {seed}: tune with others, such as 100 and 101")
+        layers = [content.get("common", {}), *content["cells"].values()]
+        if any(layer.get("evaluate_on", "validation") != "validation" for layer in layers):
+            raise InputError(f"{path}: evaluate_on must be validation: test data choose nothing")
+        for stage in content["stages"]:
+            for cell in stage["cells"]:
+                if cell not in content["cells"]:
+                    raise InputError(
+                        f"{path}: stages has {cell!r}{did_you_mean(cell, content['cells'])}: it is not among the cells"
+                    )
+            if not 0 < stage["keep"] <= 1:
+                raise InputError(f"{path}: keep={stage['keep']}: give the share of the trials in a stage, above 0 and at most 1")
+        if content["stages"][0]["keep"] != 1:
+            raise InputError(f"{path}: the first stage keeps {content['stages'][0]['keep']} of the trials: it must keep all, 1.0")
+        count = content["trials"] if trials is None else trials
+        if count < 1:
+            raise InputError(f"trials={count}: give at least 1, the present default")
+        return cls(path, {**content, "trials": count})
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods that have a space."""
+        return list(self.content["own"])
+
+    def choices(self, method: str) -> dict[str, list[Any]]:
+        """The choices of every setting of a method: the shared ones that it has, and its own."""
+        fields = set(vars(build(method))) | set(TRAINING)
+        shared = {name: values for name, values in self.content["shared"].items() if name in fields}
+        return shared | dict(self.content["own"][method])
+
+    def overrides(self, method: str, choice: Choice) -> dict[str, Any]:
+        """A choice as a variant of an experiment."""
+        run = {name: value for name, value in choice.items() if name in TRAINING}
+        own = {name: value for name, value in choice.items() if name not in TRAINING}
+        build(method, own)  # which refuses what the method does not have
+        return {"algorithm": method, **run, **({method: own} if own else {})}
+
+    def default(self, method: str) -> Choice:
+        """The present default of every setting of a method's space."""
+        settings, own = Settings.resolve(None, {"algorithm": method}), vars(build(method))
+        return {name: getattr(settings, name) if name in TRAINING else own.get(name) for name in self.choices(method)}
+
+    def draws(self, method: str) -> Iterator[Choice]:
+        """Choices in the order in which they are tried, some of them again."""
+        choices, draw = self.choices(method), self.content.get("draw", 0)
+        shared = list(itertools.product(*self.content["shared"].values()))
+        for n in np.random.default_rng([draw, 0]).permutation(len(shared)):
+            named = dict(zip(self.content["shared"], shared[n], strict=True))
+            rng = np.random.default_rng([draw, 1, int(n)])
+            own = {name: values[rng.integers(len(values))] for name, values in self.content["own"][method].items()}
+            yield {name: (named | own)[name] for name in choices}
+        rest = list(itertools.product(*choices.values()))
+        for n in np.random.default_rng([draw, 2]).permutation(len(rest)):
+            yield dict(zip(choices, rest[n], strict=True))
+
+    def trials(self, method: str) -> dict[int, Choice]:
+        """The choices to try, by the number of their draw; 0 is the present default."""
+        found, drawn = {0: self.default(method)}, []
+        for choice in self.draws(method):
+            if len(found) == self.content["trials"]:
+                break
+            if choice not in drawn:
+                drawn.append(choice)
+                if choice != found[0]:
+                    found[len(drawn)] = choice
+        if len(found) < self.content["trials"]:
+            raise InputError(
+                f"trials={self.content['trials']}: {method} has {len(found)} different choices with its default: "
+                "give fewer trials, or more choices"
+            )
+        return found
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The trials as the variants of an experiment, whose records lie beside the file."""
+        variants = {
+            variant(method, n): self.overrides(method, choice) if n else {"algorithm": method}
+            for method in self.methods
+            for n, choice in self.trials(method).items()
+        }
+        common = {"validation": 0.1, **self.content.get("common", {}), "evaluate_on": "validation"}
+        settings = {"kind": "table", "seeds": self.content["seeds"], "common": common, "cells": self.content["cells"]}
+        return Experiment(self.path.parent, settings | {"variants": variants})
+
+
+def variant(method: str, trial: int) -> str:
+    """The name of a trial."""
+    return f"{method} {trial}"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found of a method: scores of the default and of the best trial, the best choice, and how many were tried."""
+
+    method: str
+    default: float
+    best: float
+    choice: Choice
+    changed: Choice
+    trials: int
+
+
+def tune(space: Space, methods: Sequence[str], processes: int, watcher: engine.Watcher) -> list[Tuned]:
+    """Run the stages, best trials first to the next; every method has the same number of trials in every stage."""
+    for method in methods:
+        if method not in space.methods:
+            raise InputError(f"{space.path} has no space for {method!r}{did_you_mean(method, space.methods)}: [own.{method}]")
+    kept = {method: list(space.trials(method)) for method in methods}
+    scores: dict[str, list[tuple[float, float]]] = {}
+    for stage in space.content["stages"]:
+        count = math.ceil(stage["keep"] * space.content["trials"])
+        for method in methods:
+            best = sorted((n for n in kept[method] if n), key=partial(_mean, scores, method))
+            kept[method] = [0, *best[: count - 1]]
+        keys: list[Key] = [
+            {"cell": cell, "variant": variant(method, n), "seed": seed}
+            for seed in space.content["seeds"]
+            for cell in stage["cells"]
+            for method in methods
+            for n in kept[method]
+        ]
+        standing = engine.complete(space.experiment, keys, processes, watcher, lambda key: again(space, key))
+        for record in standing.records:
+            scores.setdefault(record["key"]["variant"], []).append(score(record["result"]))
+    return [_tuned(space, method, kept[method], scores) for method in methods]
+
+
+def _mean(scores: Mapping[str, Sequence[tuple[float, float]]], method: str, trial: int) -> tuple[float, ...]:
+    """The mean score of a trial over what it has been through."""
+    return tuple(statistics.fmean(column) for column in zip(*scores.get(variant(method, trial), []), strict=True))
+
+
+def _tuned(space: Space, method: str, kept: Sequence[int], scores: Mapping[str, Sequence[tuple[float, float]]]) -> Tuned:
+    means = {n: _mean(scores, method, n) for n in kept}
+    best = min(kept, key=lambda n: (means[n], n))
+    default, choice = space.default(method), space.trials(method)[best]
+    changed = {name: value for name, value in choice.items() if value != default[name]}
+    return Tuned(method, -means[0][0], -means[best][0], choice, changed, space.content["trials"])
+
+
+def score(result: Mapping[str, Any]) -> tuple[float, float]:
+    """(minus the mean accuracy of both tasks, their mean NLL): the least is the best. A run that diverged is the worst."""
+    if "diverged" in result:
+        return 0.0, math.inf
+    tasks = [result[task] for task in ("global", "personalised")]
+    nll = sum(task["nll"] for task in tasks) / 2
+    return -sum(task["accuracy"] for task in tasks) / 2, nll if math.isfinite(nll) else math.inf
+
+
+def again(space: Space, key: Key) -> str:
+    """The command that makes a record again."""
+    return f"fedhb tune {space.path.name} --algorithms {key['variant'].rpartition(' ')[0]}"
+
+
+# ---- what is kept and shown
+
+
+def write_chosen(path: Path, found: Sequence[Tuned]) -> None:
+    """The chosen settings of these methods; those of others stay as the file has them."""
+    tables: dict[str, Any] = read_toml(path) if path.exists() else {}
+    for one in found:
+        training = {name: value for name, value in one.choice.items() if name in TRAINING}
+        own = {name: value for name, value in one.choice.items() if name not in TRAINING}
+        scores = {"score": round(one.best, 6), "default_score": round(one.default, 6), "trials": one.trials}
+        tables[one.method] = scores | {"training": training, "settings": own}
+    lines = ["# Written by `fedhb tune`: what each method is trained with, and its own settings, chosen on validation data."]
+    for method in sorted(tables, key=list(ALGORITHMS).index):
+        plain = {name: value for name, value in tables[method].items() if not isinstance(value, Mapping)}
+        lines += ["", f"[{method}]", *(f"{name} = {toml_value(value)}" for name, value in plain.items())]
+        for part in ("training", "settings"):
+            lines += [f"[{method}.{part}]", *(f"{name} = {toml_value(value)}" for name, value in tables[method][part].items())]
+    write_atomically(path, ("\n".join(lines) + "\n").encode())
+
+
+def differences(chosen: Mapping[str, Any]) -> list[str]:
+    """Where the defaults in the code are not those of a chosen.toml."""
+    found = []
+    for method, table in chosen.items():
+        settings, own = Settings.resolve(None, {"algorithm": method}), vars(build(method))
+        for part, present in (("training", vars(settings)), ("settings", own)):
+            for name, value in table[part].items():
+                if present.get(name) != value:
+                    found.append(f"{method}: {name} is {present.get(name)}, chosen was {value}")
+    return found
+
+
+def table(found: Sequence[Tuned]) -> Table:
+    """A line per method."""
+    shown = Table("method", "default", "best", "chosen instead of the default", "trials", title="validation score, in %")
+    for one in found:
+        changes = ", ".join(f"{name}={value}" for name, value in one.changed.items())
+        shown.add_row(one.method, f"{100 * one.default:.2f}", f"{100 * one.best:.2f}", changes or "the default", str(one.trials))
+    return shown

@@ -1,0 +1,264 @@
+"""Tuning: the same budget for all, validation data only, seeds that no result uses, and defaults that are what was chosen."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedhb import cli, tune
+from fedhb.algorithms import ALGORITHMS, FedBABU
+from fedhb.clients import Share
+from fedhb.errors import InputError
+from fedhb.settings import TRAINING, read_toml
+
+ROOT = Path(__file__).parent.parent
+SPACE = """
+seeds = [100, 101]
+trials = 4
+draw = 0
+[[stages]]
+keep = 1.0
+cells = ["one"]
+[[stages]]
+keep = 0.5
+cells = ["two"]
+[common]
+num_clients = 6
+shards_per_client = 3
+fraction = 0.5
+rounds = 2
+batch_size = 30
+validation = 0.2
+model = {hidden = 8}
+[cells.one]
+dataset = "digits"
+[cells.two]
+dataset = "digits"
+local_epochs = 2
+[shared]
+lr = [0.01, 0.1]
+personal_epochs = [1, 2]
+update = ["body", "full"]
+[own.niw]
+kl_weight = [1e-4, 1e-2]
+[own.fedavg]
+update = ["full"]
+"""
+
+
+class Silent:
+    def __init__(self):
+        self.made = []
+
+    def begin(self, todo):
+        pass
+
+    def tell(self, job, share, text):
+        pass
+
+    def recorded(self, record):
+        self.made.append(record)
+
+
+def write(folder: Path, text: str = SPACE) -> Path:
+    path = folder / "tuning" / "space.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def run(path: Path, methods: Any = None) -> tuple[list[tune.Tuned], list[dict[str, Any]]]:
+    space, watcher = tune.Space.read(path), Silent()
+    return tune.tune(space, methods or space.methods, 1, watcher), watcher.made
+
+
+# ---- what is tried
+
+
+def test_trials_are_different_and_begin_with_the_default(tmp_path):
+    space = tune.Space.read(write(tmp_path), trials=5)
+    for method in ("niw", "fedavg"):
+        trials = list(space.trials(method).values())
+        assert len(trials) == 5 and all(trials.count(choice) == 1 for choice in trials)
+        assert trials[0] == space.default(method)
+        for choice in trials[1:]:
+            assert all(value in space.choices(method)[name] for name, value in choice.items())
+    assert all(choice["update"] == "full" for choice in space.trials("fedavg").values())
+    assert trials == list(tune.Space.read(space.path, trials=5).trials("fedavg").values())
+
+
+def test_draws_share_their_shared_values_and_do_not_depend_on_defaults_or_the_number(tmp_path, monkeypatch):
+    path = write(tmp_path, SPACE + "[own.fedbabu]\n")
+    few, more = tune.Space.read(path, trials=3), tune.Space.read(path, trials=6)
+    assert few.trials("niw").items() <= more.trials("niw").items()
+    for n in few.trials("niw").keys() & few.trials("fedbabu").keys() - {0}:
+        for name in ("lr", "personal_epochs", "update"):
+            assert few.trials("niw")[n][name] == few.trials("fedbabu")[n][name]
+    before = more.trials("fedbabu")
+    number, choice = list(before.items())[2]
+    monkeypatch.setattr(FedBABU, "training", {k: v for k, v in choice.items() if k in TRAINING})
+    after = tune.Space.read(path, trials=6).trials("fedbabu")
+    shared = before.keys() & after.keys() - {0}
+    assert len(shared) >= 4 and all(before[n] == after[n] for n in shared)
+    if choice["update"] == "body":  # it is the default now, and not drawn again
+        assert number not in after and after[0] == choice
+
+
+def test_a_space_that_is_too_small_is_refused(tmp_path):
+    space = tune.Space.read(write(tmp_path), trials=20)
+    with pytest.raises(InputError, match="trials=20: fedavg has 5 different choices"):
+        space.trials("fedavg")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("seeds = [100, 101]", "seeds = [100, 2]"), "reported with seed 2"),
+        (("seeds = [100, 101]", "seeds = [17]"), "reported with seed 17"),
+        (("validation = 0.2", "evaluate_on = 'test'"), "evaluate_on must be validation"),
+        (('cells = ["two"]', 'cells = ["too"]'), "stages has 'too' .did you mean 'two'"),
+        (("keep = 1.0", "keep = 0.5"), "must keep all"),
+        (("keep = 0.5", "keep = 0.0"), "keep=0.0"),
+        (("trials = 4", "trials = 0"), "trials=0"),
+        (("trials = 4", ""), "has no trials"),
+        (("kl_weight", "kl_wieght"), "niw has no setting 'kl_wieght'"),
+    ],
+)
+def test_a_space_that_would_spoil_the_comparison_is_refused(tmp_path, change, says):
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table/settings.toml").write_text("seeds = [16, 17]\n")
+    path = write(tmp_path, SPACE.replace(*change))
+    with pytest.raises(InputError, match=says):
+        run(path, ["niw"])
+
+
+def test_a_method_without_a_space_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no space for 'fedprox'"):
+        run(write(tmp_path), ["fedprox"])
+
+
+# ---- how it runs
+
+
+def test_every_method_has_the_same_budget(tmp_path):
+    found, made = run(write(tmp_path))
+    count = Counter((r["key"]["variant"].split()[0], r["key"]["cell"]) for r in made)
+    assert count == {("niw", "one"): 8, ("fedavg", "one"): 8, ("niw", "two"): 4, ("fedavg", "two"): 4}
+    assert {one.trials for one in found} == {4}
+    assert {r["key"]["seed"] for r in made} == {100, 101}
+    assert {(r["settings"]["evaluate_on"], r["settings"]["validation"]) for r in made} == {("validation", 0.2)}
+
+
+def test_the_best_of_those_that_ran_everywhere_is_chosen(tmp_path):
+    found, made = run(write(tmp_path))
+    for one in found:
+        mine = [r for r in made if r["key"]["variant"].split()[0] == one.method]
+        scores: dict[str, list[float]] = {}
+        for r in mine:
+            both = [r["result"][task]["accuracy"] for task in ("global", "personalised")]
+            scores.setdefault(r["key"]["variant"], []).append(sum(both) / 2)
+        means = {name: sum(values) / len(values) for name, values in scores.items() if len(values) == 4}
+        assert len(means) == 2 and f"{one.method} 0" in means
+        assert one.best == pytest.approx(max(means.values())) and one.default == pytest.approx(means[f"{one.method} 0"])
+        first = {name: (values[0] + values[1]) / 2 for name, values in scores.items()}
+        promoted = next(name for name in means if not name.endswith(" 0"))
+        assert first[promoted] == max(value for name, value in first.items() if not name.endswith(" 0"))
+
+
+def test_scores():
+    def result(a, b, nll=1.0):
+        return {"global": {"accuracy": a, "nll": nll}, "personalised": {"accuracy": b, "nll": nll}}
+
+    assert tune.score(result(0.8, 0.6)) == (pytest.approx(-0.7), 1.0)
+    assert tune.score(result(0.8, 0.6, 0.5)) < tune.score(result(0.8, 0.6)) < tune.score(result(0.7, 0.6))
+    assert tune.score(result(0.1, 0.1, math.nan)) < tune.score({"diverged": "x"}) == (0.0, math.inf)
+
+
+def test_recorded_trials_are_not_run_again(tmp_path):
+    path = write(tmp_path)
+    found, made = run(path)
+    again, nothing = run(path)
+    assert again == found and made and not nothing
+
+
+def test_no_test_example_is_read(tmp_path, monkeypatch):
+    """Test inputs that are NaN would show in any number they enter; nothing even gathers them."""
+    from fedhb import experiment
+
+    path = write(tmp_path, SPACE + "[own.mixture]\n")
+    clean, _ = run(path)
+    (path.parent / "records.jsonl").unlink()
+    real, gather = experiment.make_clients, Share.examples
+
+    def poisoned(*arguments):
+        from dataclasses import replace
+
+        clients, holdout = real(*arguments)
+        test = clients.test
+        poison = Share(torch.full(test.x.shape, math.nan), torch.full_like(test.y, 10**6), test.rows, test.offsets)
+        return replace(clients, test=poison), holdout
+
+    def watched(self, k):
+        assert not self.x.is_floating_point() or not torch.isnan(self.x).any(), "a test example was read"
+        return gather(self, k)
+
+    monkeypatch.setattr(experiment, "make_clients", poisoned)
+    monkeypatch.setattr("fedhb.paper.gates.make_clients", poisoned)
+    monkeypatch.setattr(Share, "examples", watched)
+    assert run(path)[0] == clean
+    with pytest.raises(AssertionError, match="a test example was read"):
+        experiment.train(experiment.Settings(num_clients=6, rounds=1), None, progress=False)
+
+
+# ---- what is chosen
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path)
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedhb", "tune", str(path), *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, " ".join((printed.out + printed.err).split())
+
+    code, printed = command("--algorithms", "fedavg", "--trials", "3")
+    assert code == 0 and "fedavg" in printed and "validation score" in printed
+    chosen = read_toml(path.parent / "chosen.toml")
+    assert set(chosen) == {"fedavg"} and chosen["fedavg"]["trials"] == 3
+    assert set(chosen["fedavg"]["training"]) == {"lr", "personal_epochs"} and chosen["fedavg"]["settings"] == {"update": "full"}
+    assert ("not the default of the code yet" in printed) == bool(tune.differences(chosen))
+    assert command("--algorithms", "niw")[0] == 0
+    both = read_toml(path.parent / "chosen.toml")
+    assert set(both) == {"niw", "fedavg"} and both["fedavg"] == chosen["fedavg"]
+    records = [json.loads(line) for line in (path.parent / "records.jsonl").read_text().splitlines()]
+    assert records[0]["command"] == "fedhb tune space.toml --algorithms fedavg"
+    assert command("--trials", "1000")[0] == 2
+
+
+def test_differences_from_the_code_are_seen(monkeypatch):
+    monkeypatch.setattr(FedBABU, "training", {})
+    chosen = {"fedbabu": {"training": {"lr": 0.3}, "settings": {"update": "full"}}}
+    assert tune.differences(chosen) == ["fedbabu: lr is 0.1, chosen was 0.3", "fedbabu: update is body, chosen was full"]
+    monkeypatch.setattr(FedBABU, "training", {"lr": 0.3})
+    assert tune.differences(chosen) == ["fedbabu: update is body, chosen was full"]
+
+
+def test_the_defaults_of_the_code_are_those_that_were_chosen():
+    path = ROOT / "experiments/tuning/chosen.toml"
+    assert tune.differences(read_toml(path) if path.exists() else {}) == []
+
+
+def test_our_space_is_sound():
+    space = tune.Space.read(ROOT / "experiments/tuning/space.toml")
+    assert set(space.methods) == set(ALGORITHMS)
+    assert len(space.experiment.settings["variants"]) == len(ALGORITHMS) * space.content["trials"]
