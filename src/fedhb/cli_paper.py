@@ -49,6 +49,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         errors.print(f"{name}: {done}{stale_words(standing)}", highlight=False, markup=False, soft_wrap=True)
         if not show and standing.missing:
             standing = run_all(experiment, keys, jobs, errors)
+        console.print(f"[bold]{experiment.title}[/bold]", highlight=False)
         for table in experiment.kind.tables(experiment.settings, chosen_rows(experiment.printed(), keys), standing.records):
             console.print(table)
         if standing.stale:
@@ -94,8 +95,8 @@ def overview(folder: Path) -> Table:
             keys = experiments.choose(experiment)
             standing = engine.standing(experiment, keys)
             count = f"{len(keys) - len(standing.missing)} of {len(keys)}{stale_words(standing)}"
-            absent = engine.lacking(list(standing.settings.values()))
-            notes = [f"needs {data_set}: {remedy.splitlines()[0]}" for data_set, remedy in absent.items()]
+            absent = engine.lacking(list(standing.settings.values()), remedies=False)
+            notes = [f"needs {name}: {why}" for name, why in absent.items()]
         except InputError as error:
             count, notes = "", [str(error)]
         table.add_row(name, "\n".join([experiment.title, *(f"[dim]{note}[/dim]" for note in notes)]), count)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedhb import data, nets, partition
 from fedhb.algorithms import build
@@ -65,6 +66,19 @@ def withhold(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, torch.
     return replace(dataset, train=rest), torch.from_numpy(x[np.sort(order[:count])])
 
 
+def model_of(settings: Settings, clients: Clients) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a run, with its first weights, and how it is made again."""
+    name = settings.model or nets.DEFAULT.get(clients.name, "mlp")
+    targets = clients.train.y.shape[1] if clients.train.y.ndim > 1 else 1
+    spec: dict[str, Any] = {
+        "name": name,
+        "num_outputs": clients.num_classes or 2 * targets,
+        "options": dict(settings.options.get("model", {})),
+    }
+    shape = list(clients.train.x.shape[1:])
+    return make_model(name, shape, spec["num_outputs"], spec["options"], derive(settings.seed, "model")), spec
+
+
 def train(
     settings: Settings,
     out: Path | None,
@@ -76,15 +90,7 @@ def train(
     """One run by its settings."""
     algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
     clients, holdout = make_clients(settings, dataset)
-    name = settings.model or nets.DEFAULT.get(clients.name, "mlp")
-    shape = list(clients.train.x.shape[1:])
-    targets = clients.train.y.shape[1] if clients.train.y.ndim > 1 else 1
-    spec: dict[str, Any] = {
-        "name": name,
-        "num_outputs": clients.num_classes or 2 * targets,
-        "options": dict(settings.options.get("model", {})),
-    }
-    model = make_model(name, shape, spec["num_outputs"], spec["options"], derive(settings.seed, "model"))
+    model, spec = model_of(settings, clients)
     return fit(
         model,
         clients,

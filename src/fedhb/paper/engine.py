@@ -72,15 +72,15 @@ def standing(experiment: Experiment, keys: Sequence[Key]) -> Standing:
     return Standing(keys, now, records.current(kept, [(key, now[identity(key)]) for key in keys], default))
 
 
-def lacking(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The data sets that these settings need and that are not here, each with what to do about it."""
+def lacking(settings: Sequence[Mapping[str, Any]], remedies: bool = True) -> dict[str, str]:
+    """The data sets that these settings need and that are not here, each with what to do about it (or where that is told)."""
     here = {status.name: status for status in data.status()}
     found = {}
     for name in dict.fromkeys(str(one["dataset"]) for one in settings if "dataset" in one):
         if name not in here:
             found[name] = "it is not a data set of fedhb yet"
         elif not here[name].present:
-            found[name] = here[name].remedy
+            found[name] = here[name].remedy if remedies else "see `fedhb data`"
     return found
 
 

@@ -60,7 +60,7 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
     tasks = [task for task in NAMES if task in used]
     for task in [*tasks, *dict.fromkeys(row["task"] for row in printed if row["task"] not in tasks)]:
         for metric, factor, digits in METRICS:
-            table = Table("", *cells, title=f"{settings.get('title', '')}: {NAMES.get(task, task)}, {metric}", show_lines=True)
+            table = Table("", *cells, title=f"{NAMES.get(task, task)}: {metric}", show_lines=True)
             filled = False
             for variant in variants:
                 texts = []

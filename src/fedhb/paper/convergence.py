@@ -1,0 +1,70 @@
+"""The negative ELBO against rounds (fig:mnist_convergence): do all participation rates reach the same value?
+
+The result of a key is the curve of `negative_elbo` and of the clients' loss, one value a round, and the metrics at the end. The
+negative ELBO of a round is its N/N_f estimate from the cohort (docs/deviations.md). `optimum` names the cell that stands for
+the centralised optimum: all clients in every round, each going on from its own last m_i, which is block-coordinate descent
+on the whole objective in one place.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedhb.experiment import train
+from fedhb.paper.cells import Tell, Told, dataset_of, resolved, settings_of, work
+from fedhb.paper.records import Key
+
+__all__ = ["resolved", "run", "tables", "work"]
+
+ROUNDS = (1, 5, 10, 20, 50, 100, 200, 300)
+LAST = 5
+"""The value at the end is the mean of so many rounds: the cohort's estimate differs from round to round."""
+
+
+def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
+    """Train, and keep the curves."""
+    chosen = settings_of(settings, key)
+    found = train(chosen, folder, resume=True, dataset=dataset_of(chosen.dataset), progress=False, callbacks=[Told(tell, 0.9)])
+    return {
+        **{name: [r.get(name) for r in found.records] for name in ("negative_elbo", "loss")},
+        "global": found.result["global"],
+        "personalised": found.result["personalised"],
+    }
+
+
+def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """For each variant a line per cell: the mean curve at some rounds, its end, and how far that is above the optimum."""
+    found = []
+    for variant in dict.fromkeys(r["key"]["variant"] for r in records):
+        curves = {cell: _curves(records, cell, variant) for cell in settings["cells"]}
+        curves = {cell: each for cell, each in curves.items() if each}
+        longest = max((len(curve) for each in curves.values() for curve in each), default=0)
+        rounds = [n for n in ROUNDS if n <= longest]
+        optimum = settings.get("optimum")
+        least = statistics.fmean(end(curve) for curve in curves[optimum]) if optimum in curves else None
+        title = f"{variant}: negative ELBO by round"
+        table = Table("", *map(str, rounds), "end", *(["above the optimum"] if least is not None else []), title=title)
+        for cell, each in curves.items():
+            values = [statistics.fmean(c[n - 1] for c in each) if n <= len(each[0]) else None for n in rounds]
+            ends = [end(curve) for curve in each]
+            spread = f" ±{statistics.stdev(ends):,.0f}" if len(ends) > 1 else ""
+            above = [f"{statistics.fmean(ends) - least:+,.0f}"] if least is not None else []
+            texts = ["" if value is None else f"{value:,.0f}" for value in values]
+            table.add_row(cell, *texts, f"{statistics.fmean(ends):,.0f}{spread}", *above)
+        found.append(table)
+    return found
+
+
+def end(curve: Sequence[float]) -> float:
+    """The value at the end of a curve."""
+    return statistics.fmean(curve[-LAST:])
+
+
+def _curves(records: Sequence[Mapping[str, Any]], cell: str, variant: str) -> list[list[float]]:
+    mine = [r["result"] for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant) and not r.get("stale")]
+    return [result["negative_elbo"] for result in mine if None not in result.get("negative_elbo", [None])]

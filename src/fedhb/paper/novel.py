@@ -1,0 +1,64 @@
+"""Novel users: clients that never trained, personalised with n of their own examples, for several n.
+
+Trained once for each key; the hold-out clients (`holdout_clients` in the settings) then personalise with the first n of their
+training examples in a drawn order, n from `examples`, and are tested on all of their test examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedhb.errors import InputError
+from fedhb.experiment import make_clients, train
+from fedhb.paper import cells
+from fedhb.paper.cells import Tell, Told, dataset_of, settings_of, work
+from fedhb.paper.records import Key
+from fedhb.paper.table import METRICS, spread
+
+__all__ = ["resolved", "run", "tables", "work"]
+
+
+def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
+    """The settings of the run, and the numbers of examples."""
+    if not settings.get("examples"):
+        raise InputError("settings.toml has no examples: give the numbers of examples to personalise with, such as [5, 20]")
+    return cells.resolved(settings, key) | {"examples": list(settings["examples"])}
+
+
+def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
+    """The metrics of the novel clients before personalisation, and after it with each number of examples."""
+    chosen = settings_of(settings, key)
+    dataset = dataset_of(chosen.dataset)
+    found = train(chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, 0.8)])
+    _, novel = make_clients(chosen, dataset)
+    if novel is None:
+        raise InputError(f"cell {key['cell']!r} holds out no clients: give holdout_clients, such as 20")
+    after = {}
+    for done, n in enumerate(settings["examples"]):
+        tell(0.8 + 0.2 * done / len(settings["examples"]), f"{n} examples")
+        after[str(n)] = found.evaluate(novel.with_at_most(n, chosen.seed), chosen.evaluate_on)["personalised"]
+    return {"before": found.result["holdout"]["global"], "after": after}
+
+
+def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """For every cell and metric: variants by numbers of examples."""
+    found = []
+    numbers = [str(n) for n in settings["examples"]]
+    for cell in dict.fromkeys(r["key"]["cell"] for r in records):
+        for metric, factor, digits in METRICS:
+            title = f"{cell}: {metric} of novel clients by their number of examples"
+            table = Table("", "none", *numbers, title=title)
+            for variant in settings["variants"]:
+                mine = [
+                    r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant) and "after" in r["result"]
+                ]
+                star = "*" if any(r.get("stale") for r in mine) else ""
+                columns = [[r["result"]["before"] for r in mine], *([r["result"]["after"][n] for r in mine] for n in numbers)]
+                if mine:
+                    table.add_row(variant, *(spread([factor * m[metric] for m in each], digits) + star for each in columns))
+            found.append(table)
+    return found
