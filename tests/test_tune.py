@@ -156,20 +156,24 @@ def test_every_method_has_the_same_budget(tmp_path):
     assert {(r["settings"]["evaluate_on"], r["settings"]["validation"]) for r in made} == {("validation", 0.2)}
 
 
-def test_the_best_of_those_that_ran_everywhere_is_chosen(tmp_path):
-    found, made = run(write(tmp_path))
-    for one in found:
-        mine = [r for r in made if r["key"]["variant"].split()[0] == one.method]
-        scores: dict[str, list[float]] = {}
-        for r in mine:
-            both = [r["result"][task]["accuracy"] for task in ("global", "personalised")]
-            scores.setdefault(r["key"]["variant"], []).append(sum(both) / 2)
-        means = {name: sum(values) / len(values) for name, values in scores.items() if len(values) == 4}
-        assert len(means) == 2 and f"{one.method} 0" in means
-        assert one.best == pytest.approx(max(means.values())) and one.default == pytest.approx(means[f"{one.method} 0"])
-        first = {name: (values[0] + values[1]) / 2 for name, values in scores.items()}
-        promoted = next(name for name in means if not name.endswith(" 0"))
-        assert first[promoted] == max(value for name, value in first.items() if not name.endswith(" 0"))
+def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatch):
+    """By hand: trial 3 is best in the first cell and goes on with the default; over both cells it is best, or not."""
+    first = {0: 0.5, 1: 0.6, 2: 0.4, 3: 0.9}
+    for second, best in ((0.2, 3), (0.0, 0)):
+
+        def run_one(settings, key, folder, tell, second=second):
+            trial = int(key["variant"].split()[1])
+            accuracy = first.get(trial, 0.1) if key["cell"] == "one" else {0: 0.5}.get(trial, second)
+            return {task: {"accuracy": accuracy, "nll": 1.0} for task in ("global", "personalised")}
+
+        monkeypatch.setattr("fedhb.paper.table.run", run_one)
+        path = write(tmp_path / str(best))
+        found, made = run(path, ["fedavg"])
+        space = tune.Space.read(path)
+        assert 3 in space.trials("fedavg")
+        assert {r["key"]["variant"] for r in made if r["key"]["cell"] == "two"} == {"fedavg 0", "fedavg 3"}
+        assert found[0].choice == space.trials("fedavg")[best] and found[0].default == pytest.approx(0.5)
+        assert found[0].best == pytest.approx((0.9 + second) / 2 if best else 0.5)
 
 
 def test_scores():

@@ -86,12 +86,14 @@ def test_hold_out_clients_and_gates_are_recorded(tmp_path):
 
 def test_gates_by_hand():
     """Two prototypes far apart: the oracle takes the one that fits, equal shares take their mean."""
-    chosen = Settings(num_clients=6, shards_per_client=3, rounds=2, algorithm="mixture", options={"mixture": {"noise": 0.3}})
+    chosen = Settings(
+        num_clients=6, shards_per_client=3, rounds=2, algorithm="mixture", options={"mixture": {"noise": 0.3, "begin": "nearest"}}
+    )
     run = train(chosen, None, progress=False)
     found = gates.metrics(run, chosen, cells.dataset_of("digits"))
     clients, _ = make_clients(chosen)
     problem, server = run.problem, run.state.server
-    oracle, uniform = [], []
+    oracle, uniform, best = [], [], set()
     for k in range(len(clients)):
         x, y = clients.test.examples(k)
         a, b = clients.train.examples(k)
@@ -102,9 +104,11 @@ def test_gates_by_hand():
             outputs = [problem.network.outputs(weights, data.expand(2, *data.shape)) for data in (x, a[:100])]
             each.append([problem.likelihood.predictive(output)[0] for output in outputs])
         fit = [p[1].gather(1, b[:100, None]).log().sum() for p in each]
-        oracle.append(problem.likelihood.metrics(each[int(fit[1] > fit[0])][0], y)["accuracy"])
+        best.add(int(fit[1] > fit[0]))
+        oracle.append(problem.likelihood.metrics(each[int(fit[1] > fit[0])][0], y)["nll"])
         uniform.append(problem.likelihood.metrics((each[0][0] + each[1][0]) / 2, y)["nll"])
-    assert found["oracle"]["accuracy"] == pytest.approx(statistics.fmean(oracle))
+    assert best == {0, 1}
+    assert found["oracle"]["nll"] == pytest.approx(statistics.fmean(oracle), rel=1e-5)
     assert found["uniform"]["nll"] == pytest.approx(statistics.fmean(uniform), rel=1e-5)
 
 

@@ -1,7 +1,8 @@
 """Tables of the paper: train every variant in every cell, evaluate before and after personalisation.
 
 The result of a key: the metrics of both tasks (means over clients, last round) and of hold-out clients, the mean over rounds of
-the prior's share of the clients' objective, bytes and seconds; for a mixture also its global prediction under other gates.
+the prior's share of the clients' objective, bytes, seconds and the hashes of the data files; for a mixture also its global
+prediction under other gates.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
         "penalty_share": statistics.fmean(shares) if shares else None,
         "bytes": found.result["communication"]["per_client_round"],
         "seconds": found.result["seconds"],
+        "data": found.result["data"],
     }
     other = gates.metrics(found, chosen, dataset_of(chosen.dataset))
     return result | ({"gates": other} if other else {})
