@@ -11,13 +11,15 @@ from torch import Tensor
 
 import fedhb
 from fedhb.algorithms import NIW, Federation, Problem, evidence
+from fedhb.algorithms.local import train
+from fedhb.algorithms.proximal import Pull
 from fedhb.likelihood import Categorical
 from fedhb.network import Network
 from fedhb.seeding import Randomness
 
 
 def seen_of(s: float, h: float, clients: float = 7.0) -> Tensor:
-    return clients * torch.tensor([[1.0], [s], [h]], dtype=torch.float64)
+    return torch.tensor([[clients], [clients * s], [2.0], [2.0 * h]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("s", "h"), [(1e-6, 0.1), (0.3, 2.0), (5.0, 1e3), (1e-3, 1e-4)])
@@ -116,15 +118,43 @@ def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
     settings = {"rounds": 3, "fraction": 0.6, "batch_size": 4, "seed": 3, "progress": False}
     run = fedhb.fit(module, clients, algorithm, **settings)
     V0, seen = run.state.server["V0"], run.state.server["evidence"]
-    assert V0.shape == (4,) and seen[0].tolist() == [9.0] * 4 and (seen > 0).all()
+    assert V0.shape == (4,) and seen[0].tolist() == [9.0] * 4 and (seen[[0, 1]] > 0).all()
     n0 = clients.num_examples + 3.0
     torch.testing.assert_close(V0.double(), n0 * evidence.best_variance(seen))
     assert run.records[-1]["penalty_share"] > 0
     # the pull on the head is 1 / (u |D_i|), towards the shared head
     pull = algorithm.head_pull(run.problem, algorithm.broadcast(run.state.server, [0]), torch.tensor([10.0]))
     assert pull is not None and torch.equal(pull.target, run.state.server["head"])
-    torch.testing.assert_close(pull.mu[0, :15], (n0 / V0[2] / 10.0).expand(15))
-    torch.testing.assert_close(pull.mu[0, 15:], (n0 / V0[3] / 10.0).expand(3))
+    assert pull.layers == [15, 3]
+    torch.testing.assert_close(pull.mu, (n0 / V0[2:].double() / 10.0).unsqueeze(0))
+
+
+def test_a_pull_per_layer_is_one_per_weight() -> None:
+    clients, network = labelled(9, 6), Network(mlp(4, 5, 3))
+    layers = evidence.layer_sizes(network, False)
+    mu, target = torch.tensor([[0.3, 2.0], [0.1, 0.7]], dtype=torch.float64), normal(network.num_params, seed=5)
+    found = []
+    for momentum in (0.0, 0.9):
+        for pull in (Pull(mu, target, layers=layers), Pull(mu.repeat_interleave(torch.tensor(layers), 1), target)):
+            plan = plan_of(2, 4, lr=0.2, momentum=momentum)
+            weights, _ = train(network, Categorical(3), initial(network, 2), clients, plan, RNG, pull=pull)
+            found.append(weights.theta)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(found[2], found[3], rtol=1e-13, atol=1e-14)
+    assert not torch.allclose(found[0], found[2])
+
+
+def test_some_clients_measure_by_their_own_coins() -> None:
+    clients, network = labelled(*[4] * 40), Network(mlp(4, 5, 3))
+    problem, plan = Problem(network, Categorical(3), Federation(40, 160, 3)), dataclasses.replace(plan_of(1, 4), train_head=True)
+    together = evidence.measure(problem, initial(network, 40), clients, plan, RNG)
+    measured = together[:, 0].bool()
+    assert 2 <= measured.sum() <= 16  # of 40 coins with 1/5
+    assert (together[~measured] == 0).all()
+    every = evidence.curvature(problem, initial(network, 40), clients, plan, RNG)
+    torch.testing.assert_close(together[measured, 1:], every[measured], rtol=1e-10, atol=0.0)
+    alone = [evidence.measure(problem, initial(network, 1), clients.select([c]), plan, RNG)[0] for c in range(40)]
+    torch.testing.assert_close(torch.stack(alone), together, rtol=1e-10, atol=0.0)
 
 
 def test_averaged_iterates_are_the_personal_mean() -> None:

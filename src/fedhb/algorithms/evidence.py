@@ -12,8 +12,9 @@ the scatter of the m_i alone: a stiff prior, under which they scatter less, and 
 mean scatter s_l = mean_i |m_il - m0_l|^2 / d_l and curvature h_l is the positive root of h u^2 - s h u - s = 0: about sqrt(s / h)
 where the data say little about a weight. docs/inference.md has the derivation.
 
-`seen` [3, L] holds sums over all clients that have answered in any round: their number, their scatter and their curvature.
-Clients hardly move in the last rounds, when the learning rate is small; pooling the rounds keeps u from following them to zero.
+`seen` [4, L] holds sums over the clients that have answered in any round: their number and their scatter, and the number of
+those that measured their curvature and what they found. Clients hardly move in the last rounds, when the learning rate is small;
+pooling the rounds keeps u from following them to zero.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from fedhb.clients import Clients
 from fedhb.likelihood import sample
 from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
+
+MEASURED = 0.2
+"""The share of clients that measure their curvature in a round."""
 
 TINY = 1e-12
 """Scatter and curvature are not taken below it: a layer that never moves is held where it is."""
@@ -53,18 +57,37 @@ def means(vector: Tensor, counts: Sequence[int]) -> Tensor:
 
 def best_variance(seen: Tensor) -> Tensor:
     """u [L]: the positive root of h u^2 - s h u - s = 0."""
-    s, h = (total / seen[0] for total in seen[1:].clamp_min(TINY))
+    s, h = (seen[1] / seen[0]).clamp_min(TINY), _curvature(seen).clamp_min(TINY)
     return 0.5 * (s + (s.square() + 4.0 * s / h).sqrt())
 
 
 def own_variance(u: Tensor, seen: Tensor) -> Tensor:
     """v [L] of a client with the mean curvature: 1 / (1/u + h)."""
-    return 1.0 / (1.0 / u + seen[2] / seen[0].clamp_min(1.0))
+    return 1.0 / (1.0 / u + _curvature(seen))
 
 
 def occam(u: Tensor, seen: Tensor, counts: Sequence[int]) -> Tensor:
     """1/2 sum_l d_l log(1 + u_l h_l), for the mean curvature."""
-    return 0.5 * (torch.tensor(counts, device=u.device) * torch.log1p(u * seen[2] / seen[0].clamp_min(1.0))).sum()
+    return 0.5 * (torch.tensor(counts, device=u.device) * torch.log1p(u * _curvature(seen))).sum()
+
+
+def _curvature(seen: Tensor) -> Tensor:
+    """h [L], 0 before the first client has measured it."""
+    return seen[3] / seen[2].clamp_min(1.0)
+
+
+def measure(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
+    """[C, 1 + L]: 1 and h_il for some clients, drawn by their own coins, and zeros for the others.
+
+    A gradient on one batch is a twelfth of a client's work in the paper's experiments, and the mean of few is good enough.
+    """
+    found = weights.theta.new_zeros(len(clients), 1 + len(layer_sizes(problem.network, plan.train_head)), dtype=torch.float64)
+    chosen = [c for c, i in enumerate(clients.ids.tolist()) if float(torch.rand((), generator=rng(i, "measured"))) < MEASURED]
+    if chosen:
+        some = Weights(weights.theta[chosen], weights.head[chosen], weights.buffers[chosen])
+        h = curvature(problem, some, clients.select(chosen), plan, rng)
+        found[chosen] = torch.cat([torch.ones_like(h[:, :1]), h], 1)
+    return found
 
 
 def curvature(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:

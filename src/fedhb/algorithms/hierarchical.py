@@ -18,8 +18,7 @@ m_i, so that L_i = m_i, and the expected loss is taken at (a dropout sample of) 
     kl, global_kl, expected_log_prior   the terms of the objectives, up to constants
     sample                          theta ~ int p(theta | phi) q(phi) dphi
 
-and inherits the client update, global prediction by sampling (Alg. 2) and personalisation (Alg. 3). docs/adding_an_algorithm.md
-adds a third family.
+and inherits the client update, global prediction (Alg. 2) and personalisation (Alg. 3). docs/adding_an_algorithm.md adds a third.
 """
 
 from __future__ import annotations
@@ -151,23 +150,21 @@ class Hierarchical(Stateless, ABC):
     ) -> tuple[Weights, Arrays]:
         """min over m_i of L_i by proximal SGD (eq:elbo_1_indiv): the expected loss on minibatches, the KL by its pull.
 
-        SGD that goes on at one learning rate wanders about the minimum like draws from q_i: with `average`, m_i is the mean over
-        this share of the last iterates instead of the last one.
+        SGD at one learning rate wanders about the minimum as draws from q_i would: with `average`, m_i is the mean of its end.
         """
         start = self.beginning(problem, received, clients)
         if "m" in memory:
             start.theta = torch.where(memory["seen"].bool(), memory["m"], start.theta)
-        iterates = None
-        if average > 0:
-            seen = (plan.epochs * clients.sizes).tolist()
-            beside = iterates = Iterates(start, plan.train_head, seen, 1.0 - average, 1)
+        iterates = Iterates.last(start, clients, plan, average) if average > 0 else None
         head_pull = None
         if self.kl_weight > 0:
             sizes = clients.sizes.to(problem.network.device)
             pull = self.pull(problem, received, sizes) if pull is None else pull
             head_pull = self.head_pull(problem, received, sizes) if plan.train_head else None
-        prior: dict[str, Any] = {"pull": pull, "head_pull": head_pull, "p_do": self.p_do}
-        weights, reports = train(problem.network, problem.likelihood, start, clients, plan, rng, **prior, beside=beside)
+        prior: Any = {"pull": pull, "head_pull": head_pull, "p_do": self.p_do}
+        weights, reports = train(
+            problem.network, problem.likelihood, start, clients, plan, rng, **prior, beside=iterates or beside
+        )
         if iterates is not None:
             iterates.settle()
         return weights, reports | self.reports(problem, received, weights.theta)
@@ -240,10 +237,8 @@ class Hierarchical(Stateless, ABC):
 
     def negative_elbo(self, problem: Problem, server: Arrays, clients: Clients, m: Tensor) -> Tensor:
         """L (eq:elbo), as the N / N_f estimate where `clients` are a cohort; up to a constant."""
-        scale = problem.federation.num_clients / len(clients)
-        return scale * self.expected_loss(problem, server, clients, m).sum() + self.kl_weight * self.server_objective(
-            problem, server, m
-        )
+        scale, rest = problem.federation.num_clients / len(clients), self.server_objective(problem, server, m)
+        return scale * self.expected_loss(problem, server, clients, m).sum() + self.kl_weight * rest
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """The negative ELBO from the clients' running losses, and the KL's share of their objective."""

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedhb.algorithms.base import Plan
 from fedhb.algorithms.batches import Batch
+from fedhb.clients import Clients
 from fedhb.network import Weights
 
 
@@ -33,6 +35,11 @@ class Iterates:
         self.seen = [0] * len(self.examples)
         self.sums = [[torch.zeros_like(part) for part in self.parts] for _ in range(segments)]
         self.counts = [[0] * segments for _ in self.examples]
+
+    @classmethod
+    def last(cls, weights: Weights, clients: Clients, plan: Plan, share: float) -> Iterates:
+        """The last share of a training by this plan, as one segment."""
+        return cls(weights, plan.train_head, (plan.epochs * clients.sizes).tolist(), 1.0 - share, 1)
 
     def __call__(self, batch: Batch, m: Tensor) -> None:
         """Add the current iterates of the clients that took this step."""

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Plan, Problem
-from fedhb.algorithms.evidence import best_variance, curvature, layer_sizes, means, occam, own_variance, spread
+from fedhb.algorithms.evidence import best_variance, layer_sizes, means, measure, occam, own_variance, spread
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
-from fedhb.algorithms.sums import average_shared, blocks, differences, scatter_around, shared_parts, summarise_shared
+from fedhb.algorithms.sums import average_shared, blocks, differences, shared_parts, summarise_shared
 from fedhb.clients import Clients
 from fedhb.network import Weights
 from fedhb.seeding import Randomness
@@ -102,7 +102,7 @@ class NIW(Hierarchical):
         m0, shared = problem.network.theta.clone(), shared_parts(problem, self.update)
         if self.dof == "per_layer":
             V0 = m0.new_full((len(self._layers(problem)),), self._n0(problem) * self.prior_scale**2)
-            seen = torch.zeros(3, len(V0), dtype=torch.float64, device=m0.device)  # clients, their scatter, their curvature
+            seen = torch.zeros(4, len(V0), dtype=torch.float64, device=m0.device)
             return {"m0": m0, "V0": V0, "evidence": seen, **shared}
         V0 = self._scale(problem, m0.double(), torch.zeros_like(m0, dtype=torch.float64))
         return {"m0": m0, "V0": V0.to(m0.dtype), **shared}
@@ -122,26 +122,31 @@ class NIW(Hierarchical):
         return self.p_do * weight / q.V0
 
     def pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull:
-        """mu = kl_weight p_do (n0 + dim + 1) / (V0 |D_i|) per coordinate, towards m0."""
+        """mu = kl_weight p_do (n0 + dim + 1) / (V0 |D_i|) per coordinate or layer, towards m0."""
         sizes = sizes[:1] if (sizes == sizes[0]).all() else sizes  # equal clients share one row
+        if self.dof == "per_layer":
+            layers = layer_sizes(problem.network, False)
+            precision = self.p_do / self._variance(problem, received)[: len(layers)]
+            return Pull(self.kl_weight * precision / sizes.unsqueeze(1), received["m0"], layers=layers)
         return Pull(self.kl_weight * self._precision(problem, received) / sizes.unsqueeze(1), received["m0"])
 
     def head_pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull | None:
         """The same for the head, which has a prior per layer where the federation trains it."""
         if self.dof != "per_layer" or "head" not in received:
             return None
-        u = self._per_weight(problem, received["V0"] / self._n0(problem))[1]
-        return Pull(self.kl_weight / u / sizes.unsqueeze(1), received["head"])
+        layers = self._layers(problem)[len(problem.network.body_slots) :]
+        precision = 1.0 / self._variance(problem, received)[-len(layers) :]
+        return Pull(self.kl_weight * precision / sizes.unsqueeze(1), received["head"], layers=layers)
 
     def local_update(
         self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
     ) -> tuple[Arrays, Arrays]:
-        """Alg. 4, step 3; per layer, each client's curvature at what it found too."""
+        """Alg. 4, step 3; per layer, some clients' curvature at what they found too."""
         found, memory = super().local_update(problem, received, clients, memory, plan, rng)
         if self.dof == "per_layer":
             start = self.beginning(problem, received, clients)
             at = Weights(found["m"], found.get("head", start.head), found.get("buffers", start.buffers))
-            found["curvature"] = curvature(problem, at, clients, plan, rng)
+            found["curvature"] = measure(problem, at, clients, plan, rng)
         return found, memory
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
@@ -197,28 +202,30 @@ class NIW(Hierarchical):
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
-        N, layered = problem.federation.num_clients, self.dof == "per_layer"
-        m0, V0 = torch.empty_like(server["m0"]), torch.empty_like(server["m0"])
-        for part in blocks(8, len(m0)):  # several vectors at a time
-            reference = server["m0"][part].double()
-            centre = torch.div(summary["m"][part], summary["count"]).add_(reference).mul_(self.p_do * N / (N + self.lambda0))
-            around = scatter_around(centre - reference, summary["m"][part], summary["squares"][part], summary["count"])
-            m0[part], V0[part] = centre, around if layered else self._scale(problem, centre, around)
-        new = {"m0": m0, "V0": V0, **average_shared(server, summary)}
-        return new | self._learn(problem, server, summary, V0) if layered else new
+        N, one, layered = problem.federation.num_clients, 1.0 / summary["count"].item(), self.dof == "per_layer"
+        new = {key: torch.empty_like(server[key]) for key in ("m0", "V0")}
+        for part in blocks(8, len(new["m0"])):  # several vectors at a time
+            reference, sums = server["m0"][part].double(), summary["m"][part]
+            m0 = torch.div(sums, summary["count"]).add_(reference).mul_(self.p_do * N / (N + self.lambda0))
+            new["m0"][part] = m0
+            if not layered:
+                moved = m0 - reference
+                # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
+                scatter = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
+                new["V0"][part] = self._scale(problem, m0, scatter.clamp_min_(0.0))
+        learned = self._learn(problem, server, summary) if layered else {}
+        return new | learned | average_shared(server, summary)
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
         """u [L], the prior's variance per layer."""
         return received["V0"].double() / self._n0(problem)
 
-    def _learn(self, problem: Problem, server: Arrays, summary: Arrays, scatter: Tensor) -> Arrays:
-        """V0 [L] = n0 u by the evidence of all clients that have answered so far (evidence.py)."""
-        counts, count = self._layers(problem), summary["count"]
-        if "head_squares" in summary:
-            head = scatter_around(summary["head"] / count, summary["head"], summary["head_squares"], count)
-            scatter = torch.cat([scatter, head.to(scatter.dtype)])
-        around = means(scatter.double(), counts) * count / (count - 1.0).clamp_min(1.0)  # of the cohort's own mean
-        seen = server["evidence"] + torch.stack([count.expand_as(around), count * around, summary["curvature"]])
+    def _learn(self, problem: Problem, server: Arrays, summary: Arrays) -> Arrays:
+        """V0 [L] = n0 u by the evidence of all clients that have answered, under the m0 that each received (evidence.py)."""
+        squares = torch.cat([summary[key] for key in ("squares", "head_squares") if key in summary])
+        scatter, (measured, *_) = means(squares, self._layers(problem)), summary["curvature"]
+        rows = summary["count"].expand_as(scatter), scatter, measured.expand_as(scatter), summary["curvature"][1:]
+        seen = server["evidence"] + torch.stack(rows)
         return {"V0": (self._n0(problem) * best_variance(seen)).to(server["V0"].dtype), "evidence": seen}
 
     def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ line makes the velocity that of the whole objective; without it the penalty woul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,14 +30,16 @@ class Pull:
     """The penalty mu/2 ||m - target||^2 of each client, per example.
 
     Attributes:
-        mu: strength [1 or C, 1 or d].
+        mu: strength [1 or C, 1 or d], or [1 or C, L] for L layers.
         target: [d] or [C, d]; where it follows m, the K points [K, d] that it is a mean of.
         shares: the weights of that mean at the clients' m, [A, d] -> [A, K].
+        layers: the number of weights of each layer, where mu is one number a layer.
     """
 
     mu: Tensor
     target: Tensor
     shares: Callable[[Tensor], Tensor] | None = None
+    layers: Sequence[int] = ()
 
     def towards(self, m: Tensor) -> Tensor:
         """The target of clients at m [A, d]."""
@@ -63,7 +65,6 @@ class Descent:
             mu = pull.mu.to(value.dtype)
             self.keep = 1.0 / (1.0 + plan.lr * mu)
             self.stiffness = mu * self.keep if plan.momentum else -plan.lr * mu * self.keep
-            self.offset = None if pull.shares else -self.stiffness * pull.target
 
     def aim(self, active: slice | Tensor) -> None:
         """Where the pull goes, at the m that the gradient is taken at."""
@@ -89,17 +90,27 @@ class Descent:
         if isinstance(active, slice) and active.stop in self._cut:
             return self._cut[active.stop]
         found = []
-        for start in range(0, x.shape[1], BLOCK):
-            part = slice(start, start + BLOCK)
+        for part, columns in self._parts(x.shape[1]):
             block = _Block(x[:, part], None if m is None else m[:, part])
             if self.pull is not None:
-                block.keep, block.stiffness = _number(_cut(self.keep, active, part)), _number(_cut(self.stiffness, active, part))
-                block.offset = None if self.offset is None else _cut(self.offset, active, part)
-                block.points = self.pull.target[..., part]
+                keep, stiffness = (_cut(values, active, columns) for values in (self.keep, self.stiffness))
+                block.keep, block.stiffness, block.points = _number(keep), _number(stiffness), self.pull.target[..., part]
+                if self.pull.shares is None:
+                    block.offset = -stiffness * _cut(torch.atleast_2d(self.pull.target), active, part)
             found.append(block)
         if isinstance(active, slice):
             self._cut[active.stop] = found
         return found
+
+    def _parts(self, size: int) -> Iterator[tuple[slice, slice]]:
+        """The coordinates of each block, none across two layers, and the columns of mu that are theirs."""
+        layers = self.pull.layers if self.pull is not None else ()
+        begin = 0
+        for layer, count in enumerate(layers or [size]):
+            for start in range(begin, begin + count, BLOCK):
+                part = slice(start, min(start + BLOCK, begin + count))
+                yield part, slice(layer, layer + 1) if layers else part
+            begin += count
 
     def _draw(self, block: _Block) -> None:
         """x <- keep x + stiffness (m - target), with m = 0 where there is none."""

@@ -51,12 +51,6 @@ def differences(found: Tensor, reference: Tensor, weight: Tensor, squares: Tenso
     return total
 
 
-def scatter_around(moved: Tensor, sums: Tensor, squares: Tensor, count: Tensor) -> Tensor:
-    """mean_i (m_i - m0)^2 from sums of differences to a reference that m0 has `moved` from; rounding may leave less than zero."""
-    one = 1.0 / count.item()
-    return torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(squares, alpha=one).clamp_min_(0.0)
-
-
 def summarise_shared(found: Arrays, received: Arrays, weight: Tensor) -> Arrays:
     """Sums every algorithm needs: count, weight, reports times examples, and weighted differences of head and buffers."""
     examples = found["examples"].double()
