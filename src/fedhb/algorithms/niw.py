@@ -45,8 +45,12 @@ class NIW(Hierarchical):
     """Gaussian clients under a Normal-Inverse-Wishart posterior."""
 
     name: ClassVar[str] = "niw"
-    kl_weight: float = field(default=1e-4, metadata={"help": "multiplies the KL terms; 1 is the objective as printed"})
-    num_samples: int = field(default=1, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
+    kl_weight: float = field(default=1.0, metadata={"help": "multiplies the KL terms; 1 is the objective as printed"})
+    average: float = field(
+        default=0.5, metadata={"help": "share of the last steps of a personalisation whose weights are averaged: 0 for none"}
+    )
+    num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes"})
     lambda0: float = field(
@@ -54,7 +58,7 @@ class NIW(Hierarchical):
     )
     prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I"})
     dof: Literal["full", "per_coordinate", "per_layer"] = field(
-        default="full",
+        default="per_layer",
         metadata={
             "help": "one d-dimensional NIW, d of one dimension, or a learned variance a tensor: full, per_coordinate or per_layer"
         },

@@ -72,7 +72,7 @@ def work(settings: Settings) -> list[dict[str, Any]]:
 def run(settings: Settings, key: Mapping[str, Any], folder: Path | None, tell: Callable[[float, str], Any]) -> dict[str, Any]:
     """Fit and measure for every n, the first n of the same examples; half a minute, so nothing is kept in `folder`."""
     chosen = {**settings, **settings["cells"][key["cell"]]}
-    algorithm = NIW(begin="last", **settings["variants"][key["variant"]])
+    algorithm = NIW(begin="last", update="body", dof="full", **settings["variants"][key["variant"]])
     rng = np.random.default_rng([key["seed"], 0x7E0])
     truth, shape = Truth.draw(chosen, rng), (chosen["num_clients"], max(chosen["sizes"]), chosen["inputs"])
     x = rng.uniform(-2, 2, size=shape)
@@ -151,7 +151,8 @@ def sample_clients(problem: Problem, m: Tensor, p_do: float, eps: float, count: 
         theta = m.clone()
         if drops is not None:
             pairs = [(i, column) for i in range(len(m)) for column in next(drops)]
-            theta.view(-1)[columns.coordinates(pairs, m.shape[1])] = 0.0
+            for column in columns.of(theta, pairs):
+                column.zero_()
         drawn.append(theta + eps * torch.randn(m.shape, generator=generator))
     return drawn
 
