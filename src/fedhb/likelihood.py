@@ -100,8 +100,9 @@ class Categorical:
         return (outputs.argmax(-1) == y).to(outputs.dtype)
 
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """A class per example."""
-        return torch.multinomial(outputs.softmax(-1).cpu(), 1, generator=generator).squeeze(-1).to(outputs.device)
+        """A class per example; any where the outputs are not finite."""
+        p = outputs.softmax(-1).cpu().nan_to_num(1.0)
+        return torch.multinomial(p, 1, generator=generator).squeeze(-1).to(outputs.device)
 
     def predictive(self, outputs: Tensor) -> Tensor:
         """Class probabilities."""

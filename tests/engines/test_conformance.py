@@ -391,9 +391,11 @@ def test_bytes_are_those_of_the_vectors_sent(dtype):
     who, prob = clients(), problem(mlp(dtype))
     d, h = sizes(prob.network)
     expected = {
-        "niw-body": (2 * d, d),
-        "niw-full": (2 * d + h, d + h),
-        "niw-last": (2 * d, d),
+        "niw-body": (d + 2, d + 3),  # a variance a tensor; whether curvature was measured, and what it is
+        "niw-full": (d + h + 4, d + h + 5),
+        "niw-last": (d + h + 4, d + h + 5),
+        "niw-printed-body": (2 * d, d),
+        "niw-printed-full": (2 * d + h, d + h),
         "mixture-body": (3 * d, 2 * d),
         "mixture-full": (3 * d + h, 2 * d + h),
         "mixture-three": (4 * d + h, 2 * d + h),
@@ -425,7 +427,7 @@ def test_one_prototype_needs_no_gate():
 
 
 def test_the_result_says_what_a_client_sends_in_a_round():
-    run = fit(fedhb.NIW(), None, rounds=3, fraction=0.5)
+    run = fit(fedhb.NIW(dof="full", update="body"), None, rounds=3, fraction=0.5)
     d = run.problem.network.num_params
     assert run.result["communication"] == {
         "down_bytes": 3 * 3 * 2 * d * 4,

@@ -81,12 +81,12 @@ def measure(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rn
 
     A gradient on one batch is a twelfth of a client's work in the paper's experiments, and the mean of few is good enough.
     """
-    found = weights.theta.new_zeros(len(clients), 1 + len(layer_sizes(problem.network, plan.train_head)), dtype=torch.float64)
+    found = weights.theta.new_zeros(len(clients), 1 + len(layer_sizes(problem.network, plan.train_head)))
     chosen = [c for c, i in enumerate(clients.ids.tolist()) if float(torch.rand((), generator=rng(i, "measured"))) < MEASURED]
     if chosen:
         some = Weights(weights.theta[chosen], weights.head[chosen], weights.buffers[chosen])
         h = curvature(problem, some, clients.select(chosen), plan, rng)
-        found[chosen] = torch.cat([torch.ones_like(h[:, :1]), h], 1)
+        found[chosen] = torch.cat([torch.ones_like(h[:, :1]), h], 1).to(found.dtype)
     return found
 
 

@@ -46,7 +46,6 @@ class NIW(Hierarchical):
 
     name: ClassVar[str] = "niw"
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    kl_weight: float = field(default=1.0, metadata={"help": "multiplies the KL terms; 1 is the objective as printed"})
     average: float = field(
         default=0.5, metadata={"help": "share of the last steps of a personalisation whose weights are averaged: 0 for none"}
     )
@@ -59,9 +58,7 @@ class NIW(Hierarchical):
     prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I"})
     dof: Literal["full", "per_coordinate", "per_layer"] = field(
         default="per_layer",
-        metadata={
-            "help": "one d-dimensional NIW, d of one dimension, or a learned variance a tensor: full, per_coordinate or per_layer"
-        },
+        metadata={"help": "one NIW of dimension d, d of 1, or one a tensor: full, per_coordinate or per_layer"},
     )
     precision: str = field(
         default="mode",
