@@ -145,3 +145,24 @@ def test_sums_leave_what_they_are_given_as_it_is(algorithm: Any) -> None:
     algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, RNG), RNG)
     for arrays, original in zip(given, before, strict=True):
         assert same_bits(arrays, original)
+
+
+@pytest.mark.parametrize("update", ["body", "full"])
+def test_weight_decay_shrinks_what_is_sent_after_every_step(update: str) -> None:
+    """One step without momentum: (w - lr g) / (1 + lr weight_decay), of body and head where both are sent."""
+    options: Any = {
+        "rounds": 1,
+        "fraction": 1.0,
+        "local_epochs": 1,
+        "batch_size": 8,
+        "lr": 0.2,
+        "momentum": 0.0,
+        "progress": False,
+    }
+    module, clients = mlp(4, 5, 3), labelled(8, 8)
+    plain, decayed = (
+        fedhb.fit(module, clients, FedBABU(update=update, weight_decay=decay), **options).state.server for decay in (0.0, 0.5)
+    )
+    assert plain.keys() == decayed.keys() == ({"theta", "head"} if update == "full" else {"theta"})
+    for key, value in plain.items():
+        torch.testing.assert_close(decayed[key], value / 1.1, rtol=1e-12, atol=1e-14)

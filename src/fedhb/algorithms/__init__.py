@@ -71,6 +71,7 @@ def check(algorithm: Any) -> Any:
         "distill_epochs": (0, None),
         "swa_start": (0.0, 1.0),
         "average": (0.0, 1.0),
+        "weight_decay": (0.0, None),
     }
     positive = "prior_scale sigma2 num_prototypes num_learners num_models pi_steps local_samples server_lr num_components alpha"
     positive_names = (*positive.split(), "temperature", "server_batch_size", "head_epochs", "num_heads")

@@ -2,6 +2,8 @@
 
 FedAvg of the body alone: the head is random, common and fixed while the federation trains, and is trained in personalisation
 together with the body. Clients count equally, as in the authors' code. Sent: d down, d up, d being the body.
+
+`weight_decay` is not FedBABU's: it is the control that separates NIW's printed shrinkage from NIW.
 """
 
 from __future__ import annotations
@@ -9,7 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
+
+from fedhb.algorithms.base import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
+from fedhb.algorithms.proximal import Pull
 
 
 @dataclass(frozen=True)
@@ -19,3 +25,11 @@ class FedBABU(FedAvg):
     name: ClassVar[str] = "fedbabu"
     update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
     weighted: bool = field(default=False, metadata={"help": "average by the clients' number of examples, else equally"})
+    weight_decay: float = field(default=0.0, metadata={"help": "strength of the pull of the sent weights towards zero"})
+
+    def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:
+        """weight_decay/2 ||w||^2 on what is sent."""
+        if not self.weight_decay or key not in received:
+            return None
+        mu = torch.full((1, 1), self.weight_decay, dtype=problem.network.dtype, device=problem.network.device)
+        return Pull(mu, torch.zeros_like(received[key]))
