@@ -150,15 +150,7 @@ def test_sums_leave_what_they_are_given_as_it_is(algorithm: Any) -> None:
 @pytest.mark.parametrize("update", ["body", "full"])
 def test_weight_decay_shrinks_what_is_sent_after_every_step(update: str) -> None:
     """One step without momentum: (w - lr g) / (1 + lr weight_decay), of body and head where both are sent."""
-    options: Any = {
-        "rounds": 1,
-        "fraction": 1.0,
-        "local_epochs": 1,
-        "batch_size": 8,
-        "lr": 0.2,
-        "momentum": 0.0,
-        "progress": False,
-    }
+    options: Any = {"rounds": 1, "fraction": 1.0, "batch_size": 8, "lr": 0.2, "momentum": 0.0, "schedule": "constant"}
     module, clients = mlp(4, 5, 3), labelled(8, 8)
     plain, decayed = (
         fedhb.fit(module, clients, FedBABU(update=update, weight_decay=decay), progress=False, **options).state.server
