@@ -129,6 +129,7 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
         (("trials = 4", "trials = 0"), "trials=0"),
         (("trials = 4", ""), "has no trials"),
         (("kl_weight", "kl_wieght"), "niw has no setting 'kl_wieght'"),
+        (("\nlr = ", "\nschedule = ['step']\nlr = "), "shared has 'schedule'"),
     ],
 )
 def test_a_space_that_would_spoil_the_comparison_is_refused(tmp_path, change, says):

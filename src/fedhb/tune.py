@@ -84,6 +84,12 @@ class Space:
                 raise InputError(f"{path}: keep={stage['keep']}: give the share of the trials in a stage, above 0 and at most 1")
         if content["stages"][0]["keep"] != 1:
             raise InputError(f"{path}: the first stage keeps {content['stages'][0]['keep']} of the trials: it must keep all, 1.0")
+        known = set(TRAINING).union(*(vars(build(method)) for method in content["own"] if method in ALGORITHMS))
+        for name in content["shared"]:
+            if name not in known:
+                raise InputError(
+                    f"{path}: shared has {name!r}{did_you_mean(name, known)}: no method here has such a setting to tune"
+                )
         count = content["trials"] if trials is None else trials
         if count < 1:
             raise InputError(f"trials={count}: give at least 1, the present default")

@@ -51,12 +51,13 @@ def test_layers_are_tensors() -> None:
     assert evidence.means(torch.tensor([[1.0, 3.0, 8.0]]), [2, 1]).tolist() == [[2.0, 8.0]]
 
 
-def test_curvature_is_the_fisher_trace() -> None:
+def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean over many draws of batches and targets, against the sum over classes of p |gradient|^2."""
+    monkeypatch.setattr(evidence, "MEASURED", 1.0)
     clients, network = labelled(40, 24), Network(mlp(4, 5, 3))
     problem = Problem(network, Categorical(3), Federation(2, 64, 3))
     weights, plan = initial(network, 2), dataclasses.replace(plan_of(1, 8), train_head=True)
-    draws = torch.stack([evidence.curvature(problem, weights, clients, plan, Randomness(0, r)) for r in range(600)])
+    draws = torch.stack([evidence.measure(problem, weights, clients, plan, Randomness(0, r))[:, 1:] for r in range(600)]).double()
     found, error = draws.mean(0), draws.std(0) / 600**0.5
     counts = evidence.layer_sizes(network, True)
     module = mlp(4, 5, 3)
@@ -75,16 +76,6 @@ def test_curvature_is_the_fisher_trace() -> None:
         expected = trace / torch.tensor(counts)
         assert ((found[c] - expected).abs() < 5 * error[c]).all()
         assert (error[c] < 0.1 * expected).all()  # or the line above says nothing
-
-
-def test_a_clients_curvature_does_not_depend_on_its_chunk() -> None:
-    clients, network = labelled(11, 9, 5), Network(mlp(4, 5, 3))
-    problem = Problem(network, Categorical(3), Federation(3, 25, 3))
-    plan = dataclasses.replace(plan_of(1, 4), train_head=True)
-    together = evidence.curvature(problem, initial(network, 3), clients, plan, RNG)
-    for c in range(3):
-        alone = evidence.curvature(problem, initial(network, 1), clients.select([c]), plan, RNG)
-        torch.testing.assert_close(alone[0], together[c], rtol=1e-10, atol=0.0)
 
 
 @pytest.mark.parametrize("truth", [0.03, 0.3])
@@ -149,10 +140,8 @@ def test_some_clients_measure_by_their_own_coins() -> None:
     problem, plan = Problem(network, Categorical(3), Federation(40, 160, 3)), dataclasses.replace(plan_of(1, 4), train_head=True)
     together = evidence.measure(problem, initial(network, 40), clients, plan, RNG)
     measured = together[:, 0].bool()
-    assert 2 <= measured.sum() <= 16  # of 40 coins with 1/5
-    assert (together[~measured] == 0).all()
-    every = evidence.curvature(problem, initial(network, 40), clients, plan, RNG)
-    torch.testing.assert_close(together[measured, 1:], every[measured], rtol=1e-10, atol=0.0)
+    assert 1 <= measured.sum() <= 12  # of 40 coins with 1/10
+    assert (together[~measured] == 0).all() and (together[measured] > 0).all()
     alone = [evidence.measure(problem, initial(network, 1), clients.select([c]), plan, RNG)[0] for c in range(40)]
     torch.testing.assert_close(torch.stack(alone), together, rtol=1e-10, atol=0.0)
 

@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 
 from fedhb.algorithms.base import Plan, Problem
-from fedhb.algorithms.batches import batches
+from fedhb.algorithms.batches import Batch
 from fedhb.algorithms.local import Sgd
 from fedhb.clients import Clients
 from fedhb.likelihood import sample
 from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
 
-MEASURED = 0.2
+MEASURED = 0.1
 """The share of clients that measure their curvature in a round."""
 
 TINY = 1e-12
@@ -82,26 +82,27 @@ def measure(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rn
     A gradient on one batch is a twelfth of a client's work in the paper's experiments, and the mean of few is good enough.
     """
     found = weights.theta.new_zeros(len(clients), 1 + len(layer_sizes(problem.network, plan.train_head)))
-    chosen = [c for c, i in enumerate(clients.ids.tolist()) if float(torch.rand((), generator=rng(i, "measured"))) < MEASURED]
-    if chosen:
-        some = Weights(weights.theta[chosen], weights.head[chosen], weights.buffers[chosen])
-        h = curvature(problem, some, clients.select(chosen), plan, rng)
-        found[chosen] = torch.cat([torch.ones_like(h[:, :1]), h], 1).to(found.dtype)
+    for c, i in enumerate(clients.ids.tolist()):
+        generator = rng(i, "curvature")
+        if float(torch.rand((), generator=generator)) < MEASURED:
+            x, _ = clients.train.examples(c)
+            row = slice(c, c + 1)
+            at = Weights(weights.theta[row], weights.head[row], weights.buffers[row].clone())  # batch norm moves its buffers
+            found[c, 0], found[c, 1:] = 1.0, curvature(problem, at, x, plan, generator)
     return found
 
 
-def curvature(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
-    """h_il [C, L] with the Fisher information for H, estimated on one batch of each client.
+def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator) -> Tensor:
+    """h_il [L] of a client with the inputs x, with the Fisher information for H, estimated on one batch.
 
     Under targets drawn from the model itself gradients have mean zero, so B |g|^2 of a batch's mean gradient g is an unbiased
     estimate of the trace for one example.
     """
-    network = problem.network
-    batch = next(batches(clients, replace(plan, epochs=1), rng, merge_single=network.has_batch_norm))
-    at = Weights(weights.theta, weights.head, weights.buffers.clone())  # the buffers of batch norm move with every batch
-    outputs = network.outputs(at, batch.x)
-    ids = clients.ids.tolist()
-    y = torch.stack([sample(problem.likelihood, outputs[c], rng(i, "targets")) for c, i in enumerate(ids)])
-    found = [g for g in Sgd(network, at, plan).gradients(batch, problem.likelihood, y=y) if g is not None]
-    scale = torch.tensor(batch.counts, device=y.device) * clients.sizes.to(y.device)
-    return means(torch.cat(found, 1).square_(), layer_sizes(network, len(found) > 1)).double() * scale.unsqueeze(1)
+    network, chosen = problem.network, torch.randperm(len(x), generator=generator)[: plan.batch_size]
+    some = x[chosen.to(x.device)].unsqueeze(0)
+    y = sample(problem.likelihood, network.outputs(weights, some)[0], generator).unsqueeze(0)
+    batch = Batch(slice(0, 1), some, y, chosen.unsqueeze(0), [len(chosen)], None, [generator], last_epoch=False)
+    gradients = Sgd(network, weights, replace(plan, momentum=0.0)).gradients(batch, problem.likelihood)
+    slots = [network.body_slots, network.head_slots]
+    parts = [slot.of(g[0]) for g, own in zip(gradients, slots, strict=True) if g is not None for slot in own]
+    return len(x) * len(chosen) * torch.stack([part.square().mean() for part in parts])
