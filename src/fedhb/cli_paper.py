@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text as Styled
 
 from fedhb.errors import InputError
 
@@ -30,6 +31,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         jobs: Jobs = 1,
         folder: Annotated[Place, typer.Option(help="the folder of the experiments [experiments, from here upward]")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the tables from the records, run nothing")] = False,
+        markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown")] = False,
     ) -> None:
         """Run a table or figure of the paper again: what is not recorded yet; ours beside the printed numbers."""
         from dataclasses import replace
@@ -51,7 +53,10 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             standing = run_all(experiment, keys, jobs, errors)
         console.print(f"[bold]{experiment.title}[/bold]", highlight=False)
         for table in experiment.kind.tables(experiment.settings, chosen_rows(experiment.printed(), keys), standing.records):
-            console.print(table)
+            if markdown:
+                console.print(as_markdown(table), highlight=False, markup=False, soft_wrap=True)
+            else:
+                console.print(table)
         if standing.stale:
             console.print("* by settings that have changed since")
 
@@ -101,6 +106,23 @@ def overview(folder: Path) -> Table:
             count, notes = "", [str(error)]
         table.add_row(name, "\n".join([experiment.title, *(f"[dim]{note}[/dim]" for note in notes)]), count)
     return table
+
+
+def as_markdown(table: Table) -> str:
+    """A table for a document: its title, header and rows, and what is said below it."""
+
+    def line(cells: Any) -> str:
+        return (
+            "| "
+            + " | ".join(Styled.from_markup(str(cell)).plain.replace("\n", "<br>").replace("|", "\\|") for cell in cells)
+            + " |"
+        )
+
+    sides = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    rows = [line(cells) for cells in zip(*(column.cells for column in table.columns), strict=True)]
+    head = [f"**{Styled.from_markup(str(table.title)).plain}**", ""] if table.title else []
+    tail = ["", Styled.from_markup(str(table.caption)).plain] if table.caption else []
+    return "\n".join([*head, line(column.header for column in table.columns), "| " + " | ".join(sides) + " |", *rows, *tail, ""])
 
 
 def run_all(experiment: Any, keys: Any, jobs: int, errors: Console) -> Any:

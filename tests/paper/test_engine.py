@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Column, Table
 from small import COMMON, SETTINGS, write
 
 from fedhb import cli
+from fedhb.cli_paper import as_markdown
 from fedhb.errors import DivergedError, InputError
 from fedhb.paper import engine, experiments, jobs, records, table
 from fedhb.paper.watch import Shown
@@ -248,6 +250,14 @@ def test_settings_with_a_mistake_are_refused(tmp_path):
 
 
 # ---- what is shown
+
+
+def test_tables_as_markdown():
+    table = Table("a", Column("b", justify="right"), title="[bold]t[/bold]", caption="c")
+    table.add_row("x|y", "[green]1[/green]")
+    table.add_row("two\nlines", "2")
+    expected = ["**t**", "", "| a | b |", "| --- | ---: |", "| x\\|y | 1 |", "| two<br>lines | 2 |", "", "c", ""]
+    assert as_markdown(table).split("\n") == expected
 
 
 def test_ours_beside_the_printed(tmp_path, run):
