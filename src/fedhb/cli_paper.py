@@ -31,12 +31,14 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         jobs: Jobs = 1,
         folder: Annotated[Place, typer.Option(help="the folder of the experiments [experiments, from here upward]")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the tables from the records, run nothing")] = False,
+        again: Annotated[bool, typer.Option("--again", help="run what is recorded a second time, and compare")] = False,
         markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown")] = False,
     ) -> None:
         """Run a table or figure of the paper again: what is not recorded yet; ours beside the printed numbers."""
         from dataclasses import replace
 
         from fedhb.paper import engine, experiments
+        from fedhb.paper.again import differences, second
 
         place = experiments.find_folder(folder)
         if name is None:
@@ -47,6 +49,12 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             experiment = replace(experiment, settings={**experiment.settings, "seeds": whole_numbers(seeds)})
         keys = experiments.choose(experiment, dataset or (), cell or (), words(algorithms))
         standing = engine.standing(experiment, keys)
+        if again:
+            if not standing.records:
+                raise InputError(f"{name}: nothing of this is recorded yet: leave out --again")
+            keys = [record["key"] for record in standing.records]
+            console.print(differences(standing.records, run_all(second(experiment, keys), keys, jobs, errors).records))
+            return
         done = f"{len(keys) - len(standing.missing)} of {len(keys)} records are there"
         errors.print(f"{name}: {done}{stale_words(standing)}", highlight=False, markup=False, soft_wrap=True)
         if not show and standing.missing:

@@ -105,6 +105,24 @@ def test_the_command_in_a_record_makes_it_again(tmp_path, run):
     assert [plain(r) for r in lines(tmp_path)] == [plain(record)]
 
 
+def test_what_is_recorded_is_made_again_and_compared(tmp_path, run):
+    write(tmp_path)
+    words = ("paper", "small", "--folder", tmp_path, "--cell", "one", "--algorithms", "niw S=0", "--again")
+    code, printed = run(*words)
+    assert code == 2 and "nothing of this is recorded" in printed
+    complete(tmp_path, cells=["one"], algorithms=["niw S=0"])
+    path = tmp_path / "small/records.jsonl"
+    before = path.read_text()
+    for _ in range(2):  # the second time anew, not from what the first one left
+        code, printed = run(*words)
+        assert code == 0 and "global accuracy │ 2 │" in printed
+        assert path.read_text() == before
+    record = json.loads(before.splitlines()[0])
+    record["result"]["global"]["accuracy"] += 0.25
+    path.write_text("\n".join([json.dumps(record), *before.splitlines()[1:]]) + "\n")
+    assert "0.2500" in run(*words)[1] and "0.2500" not in printed
+
+
 def test_recorded_work_is_not_done_again(tmp_path, monkeypatch):
     write(tmp_path)
     complete(tmp_path, algorithms=["fedavg"], cells=["one"])
