@@ -96,7 +96,7 @@ class Algorithm(Protocol):
         ...
 
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
-        """Additive float64 statistics of what C clients found."""
+        """Additive statistics of what C clients found; those of several chunks are added in float64."""
         ...
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:

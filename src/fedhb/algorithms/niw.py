@@ -182,13 +182,13 @@ class NIW(Hierarchical):
 
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""
-        ones, squares = torch.ones_like(found["examples"]), torch.empty_like(received["m0"], dtype=torch.float64)
+        ones, squares = torch.ones_like(found["examples"]), torch.empty_like(received["m0"])
         sums = differences(found["m"], received["m0"], ones, squares)
         more: Arrays = {}
         if self.dof == "per_layer":
             more["curvature"] = found["curvature"].double().sum(0)
             if "head" in received:
-                more["head_squares"] = torch.empty_like(received["head"], dtype=torch.float64)
+                more["head_squares"] = torch.empty_like(received["head"])
                 differences(found["head"], received["head"], ones, more["head_squares"])
         return {"m": sums, "squares": squares, **more, **summarise_shared(found, received, ones)}
 

@@ -36,18 +36,18 @@ def blocks(clients: int, size: int) -> Iterator[slice]:
 
 
 def differences(found: Tensor, reference: Tensor, weight: Tensor, squares: Tensor | None = None) -> Tensor:
-    """sum_i weight_i (found_i - reference) in float64: found [C, ...], weight [C] -> [...].
+    """sum_i weight_i (found_i - reference): found [C, ...], weight [C] -> [...].
 
     sum_i weight_i (found_i - reference)^2 is written to `squares` [...], where given. Differences of like numbers are exact in
-    their own type, and a chunk's few terms are added in it; chunks are added in float64.
+    their own type, and a chunk's few terms are added in it; `add` adds chunks in float64.
     """
     rows, flat, weight = found.flatten(1), reference.reshape(-1).to(found.dtype), weight.to(found.dtype)
-    total = torch.empty(reference.shape, dtype=torch.float64, device=reference.device)
+    total = torch.empty(reference.shape, dtype=found.dtype, device=reference.device)
     for part in blocks(*rows.shape):
         gap = rows[:, part] - flat[part]
-        total.view(-1)[part] = torch.mv(gap.T, weight)
+        torch.mv(gap.T, weight, out=total.view(-1)[part])
         if squares is not None:
-            squares.view(-1)[part] = torch.mv(gap.square_().T, weight)
+            torch.mv(gap.square_().T, weight, out=squares.view(-1)[part])
     return total
 
 
@@ -79,9 +79,9 @@ def step(reference: Tensor, difference: Tensor) -> Tensor:
 
 
 def add(total: Arrays | None, part: Arrays) -> Arrays:
-    """The sum of two summaries, in place of the first."""
+    """The sum of two summaries in float64, in place of the first."""
     if total is None:
-        return dict(part)
+        return {key: value.double() for key, value in part.items()}
     for key, value in part.items():
         total[key] += value
     return total
