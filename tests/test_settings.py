@@ -311,3 +311,12 @@ def test_help_does_not_wait_for_torch():
 
     code = "import fedhb.cli, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_algorithms_own_training_values_are_not_inherited(monkeypatch):
+    from fedhb.algorithms import FedAvg
+
+    monkeypatch.setattr(FedAvg, "training", {"lr": 0.07})
+    assert Settings.resolve(None, {"algorithm": "fedavg"}).lr == 0.07
+    assert Settings.resolve(None, {"algorithm": "fedpa"}).lr != 0.07
+    assert Settings.resolve(None, {"algorithm": "fedavg", "lr": 0.2}).lr == 0.2

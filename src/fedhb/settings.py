@@ -186,7 +186,8 @@ def training_of(algorithm: Any) -> dict[str, Any]:
         from fedhb.algorithms import ALGORITHMS as CLASSES  # here: `fedhb --help` does not wait for torch
 
         algorithm = CLASSES.get(algorithm)
-    own = dict(getattr(algorithm, "training", {}))
+    kind = algorithm if isinstance(algorithm, type) else type(algorithm)
+    own = dict(vars(kind).get("training", {}))  # its own alone: what was chosen for FedAvg was not chosen for its descendants
     for key in own:
         if key not in TRAINING:
             raise InputError(f"{algorithm.name}.training has {key!r}: it may have {', '.join(TRAINING)}")

@@ -70,7 +70,7 @@ class Algorithm(Protocol):
     each: ClassVar[tuple[str, ...]]
     """The keys of `broadcast` that differ between clients and so have a leading client axis [C, ...]."""
     training: ClassVar[Mapping[str, float]]
-    """Values of lr, momentum, personal_lr and personal_epochs that a run takes where it is given none. Classes inherit them."""
+    """Values of lr, momentum, personal_lr and personal_epochs that a run takes where it is given none; not inherited."""
 
     @property
     def update(self) -> str:
