@@ -10,7 +10,7 @@ Sent: d down, d up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -31,6 +31,7 @@ class FedAvg(Stateless):
     """Federated averaging."""
 
     name: ClassVar[str] = "fedavg"
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.03, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     weighted: bool = field(default=True, metadata={"help": "average by the clients' number of examples, else equally"})
 

@@ -6,6 +6,7 @@ as a proximal step (local.py), so any mu is stable. Sent: d down, d up.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -21,8 +22,9 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 
     name: ClassVar[str] = "fedprox"
-    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
-    mu: float = field(default=0.01, metadata={"help": "strength of the pull towards the received weights"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.03, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
+    mu: float = field(default=0.001, metadata={"help": "strength of the pull towards the received weights"})
 
     def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:
         """mu/2 ||w - w_received||^2 on what is sent; a head that stays at home is not penalised."""

@@ -20,7 +20,7 @@ A prototype that no client of a round is near to keeps its place (the formula wo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -49,6 +49,7 @@ class Mixture(Hierarchical):
     """K prototypes with a gate."""
 
     name: ClassVar[str] = "mixture"
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 5}
     begin: str = field(
         default="global", metadata={"help": "where clients begin: global (the centre), last, or nearest (prototype)"}
     )
