@@ -174,10 +174,11 @@ def test_changed_settings_make_a_record_stale(tmp_path, run):
 
 
 def test_a_default_that_changes_makes_a_record_stale(tmp_path, monkeypatch):
-    write(tmp_path)
-    complete(tmp_path, cells=["one"], algorithms=["fedavg"])
     from fedhb.algorithms import FedAvg
 
+    write(tmp_path)
+    monkeypatch.setattr(FedAvg, "training", {"lr": 0.1})
+    complete(tmp_path, cells=["one"], algorithms=["fedavg"])
     monkeypatch.setattr(FedAvg, "training", {"lr": 0.05})
     experiment = experiments.load(tmp_path, "small")
     now = engine.standing(experiment, experiments.choose(experiment, cells=["one"], algorithms=["fedavg"]))
