@@ -37,6 +37,10 @@ class Likelihood(Protocol):
         """The prediction for outputs [..., out]."""
         ...
 
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Targets [B, ...] drawn from p(y | x, theta) for outputs [B, out]; only a prior that is learned asks for them."""
+        ...
+
     def average(self, predictions: Tensor, weights: Tensor) -> Tensor:
         """The mixture of predictions [M, ..., n, *] with weights [M, ..., n] that sum to one over M."""
         ...
@@ -63,16 +67,13 @@ def slope(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
     return found
 
 
-def sample(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Targets [B, ...] drawn from p(y | x, theta) for outputs [B, out], by the likelihood's own `sample`."""
-    draw = getattr(likelihood, "sample", None)
-    if draw is None:
+def check_sample(likelihood: Likelihood) -> None:
+    """Refuse a likelihood that cannot draw targets where they are needed."""
+    if not hasattr(likelihood, "sample"):
         raise InputError(
             f"{type(likelihood).__name__} has no sample(outputs, generator), which a learned prior needs: "
             "write it, or choose dof=full or per_coordinate"
         )
-    found: Tensor = draw(outputs, generator)
-    return found
 
 
 @dataclass(frozen=True)

@@ -317,8 +317,9 @@ class Bound:
         seeds: Sequence[int],
         keep: float = 0.0,
         scale: float = 1.0,
+        training: bool = True,
     ) -> None:
-        """place <- keep place + scale gradient of each client's loss with respect to its own weights, in training mode.
+        """place <- keep place + scale gradient of each client's loss with respect to its own weights.
 
         With the momentum as `keep` a velocity takes up the gradient without another pass over it, and with keep = 1 and
         scale = -lr the weights themselves do. keep = 0 writes anew. The buffers are updated in place.
@@ -331,10 +332,11 @@ class Bound:
             seeds: a seed per client for randomness inside the module.
             keep: what becomes of the places before.
             scale: multiplies the gradient.
+            training: whether the module is in training mode.
         """
         network = self.network
-        if not network.module.training:
-            network.module.train()
+        if network.module.training != training:
+            network.module.train(training)
         if self._layers is not None:
             tape = Tape()
             outputs = Stack.outputs(self._layers, x, tape)

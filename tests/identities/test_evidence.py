@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
-from problems import RNG, initial, labelled, mlp, normal, plan_of
-from torch import Tensor
+from problems import RNG, initial, labelled, mlp, normal, plan_of, seeded
+from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import NIW, Federation, Problem, evidence
 from fedhb.algorithms.local import train
 from fedhb.algorithms.proximal import Pull
+from fedhb.errors import InputError
 from fedhb.likelihood import Categorical
 from fedhb.network import Network
 from fedhb.seeding import Randomness
@@ -28,7 +30,7 @@ def test_u_and_v_minimise_the_objective(s: float, h: float) -> None:
     u = evidence.best_variance(seen).requires_grad_()
     (slope,) = torch.autograd.grad((s / u + torch.log1p(u * h)).sum(), u)
     assert abs(slope.item()) * u.item() < 1e-10
-    v = evidence.own_variance(u.detach(), seen).requires_grad_()
+    v = (1.0 / (1.0 / u.detach() + h)).requires_grad_()
     free = 0.5 * (
         v * h + (s + v) / u.detach() - 1 - (v / u.detach()).log()
     )  # expected loss and KL(N(m, v) || N(m0, u)), a weight
@@ -138,12 +140,68 @@ def test_a_pull_per_layer_is_one_per_weight() -> None:
 def test_some_clients_measure_by_their_own_coins() -> None:
     clients, network = labelled(*[4] * 40), Network(mlp(4, 5, 3))
     problem, plan = Problem(network, Categorical(3), Federation(40, 160, 3)), dataclasses.replace(plan_of(1, 4), train_head=True)
-    together = evidence.measure(problem, initial(network, 40), clients, plan, RNG)
+    rng = Randomness(0, 2)
+    together = evidence.measure(problem, initial(network, 40), clients, plan, rng)
     measured = together[:, 0].bool()
     assert 1 <= measured.sum() <= 12  # of 40 coins with 1/10
     assert (together[~measured] == 0).all() and (together[measured] > 0).all()
-    alone = [evidence.measure(problem, initial(network, 1), clients.select([c]), plan, RNG)[0] for c in range(40)]
+    alone = [evidence.measure(problem, initial(network, 1), clients.select([c]), plan, rng)[0] for c in range(40)]
     torch.testing.assert_close(torch.stack(alone), together, rtol=1e-10, atol=0.0)
+    assert (evidence.measure(problem, initial(network, 40), clients, plan, RNG)[:, 0] == 1).all()  # all in the first round
+
+
+@pytest.mark.parametrize("kind", ["batch norm", "dropout"])
+def test_curvature_does_not_depend_on_the_batch(kind: str) -> None:
+    """The mean gradient under the model's own targets is zero only if both are taken in the same mode."""
+    middle = nn.BatchNorm1d(5) if kind == "batch norm" else nn.Dropout(0.5)
+    network = Network(seeded(lambda: nn.Sequential(nn.Linear(4, 5), middle, nn.Tanh(), nn.Linear(5, 3))))
+    problem, x = Problem(network, Categorical(3), Federation(1, 32, 3)), labelled(32).train.examples(0)[0]
+    means = []
+    for size in (2, 32):
+        plan, generator = dataclasses.replace(plan_of(1, size), train_head=True), torch.Generator().manual_seed(size)
+        draws = [evidence.curvature(problem, initial(network, 1), x, plan, generator) for _ in range(500)]
+        means.append(torch.stack(draws).mean(0))
+    torch.testing.assert_close(means[0], means[1], rtol=0.25, atol=0.0)
+
+
+def test_the_recorded_objective_is_least_at_the_learned_variance() -> None:
+    clients, module = labelled(9, 6, 4, 7, 8), mlp(4, 5, 3)
+    algorithm = NIW(update="body", p_do=1.0)
+    run = fedhb.fit(module, clients, algorithm, rounds=2, fraction=1.0, batch_size=4, seed=3, progress=False)
+    server, problem = run.state.server, run.problem
+    count, scatter = server["evidence"][:2]
+    # clients whose scatter around m0 is the pooled one, in every layer
+    steps = evidence.spread((scatter / count).sqrt(), evidence.layer_sizes(problem.network, False))
+    m = server["m0"] + torch.stack([steps, -steps])
+
+    def objective(scale: float) -> float:
+        return algorithm.server_objective(problem, server | {"V0": scale * server["V0"]}, m).item()
+
+    assert objective(1.0) < min(objective(0.9), objective(1.1))
+
+
+def test_dropout_does_not_shrink_a_learned_model() -> None:
+    """Its clients have no spike at zero: m0 is the plain mean."""
+    clients, module = labelled(9, 6, 4), mlp(4, 5, 3)
+    options: Any = {"rounds": 30, "fraction": 1.0, "lr": 1e-9, "seed": 3, "progress": False}
+    start = Network(module).theta
+    run = fedhb.fit(module, clients, NIW(p_do=0.9), **options)
+    torch.testing.assert_close(run.state.server["m0"], start, rtol=0.0, atol=1e-4)
+
+
+def test_without_a_measurement_the_prior_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedhb.algorithms.niw.measure", lambda problem, at, clients, plan, rng: torch.zeros(len(clients), 5))
+    run = fedhb.fit(mlp(4, 5, 3), labelled(9, 6, 4), NIW(prior_scale=0.5), rounds=2, fraction=1.0, seed=3, progress=False)
+    assert run.state.server["V0"].tolist() == [0.25 * (19 + 3)] * 4
+
+
+def test_a_likelihood_that_cannot_draw_targets_is_refused_before_the_first_round() -> None:
+    class Own:
+        num_outputs = 3
+        loss, score, predictive = Categorical.loss, Categorical.score, Categorical.predictive
+
+    with pytest.raises(InputError, match=r"Own has no sample.*dof=full"):
+        NIW().start(Problem(Network(mlp(4, 5, 3)), Own(), Federation(1, 4, 3)), RNG)  # type: ignore[arg-type]
 
 
 def test_averaged_iterates_are_the_personal_mean() -> None:

@@ -29,7 +29,6 @@ from fedhb.algorithms.base import Plan, Problem
 from fedhb.algorithms.batches import Batch
 from fedhb.algorithms.local import Sgd
 from fedhb.clients import Clients
-from fedhb.likelihood import sample
 from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
 
@@ -61,11 +60,6 @@ def best_variance(seen: Tensor) -> Tensor:
     return 0.5 * (s + (s.square() + 4.0 * s / h).sqrt())
 
 
-def own_variance(u: Tensor, seen: Tensor) -> Tensor:
-    """v [L] of a client with the mean curvature: 1 / (1/u + h)."""
-    return 1.0 / (1.0 / u + _curvature(seen))
-
-
 def occam(u: Tensor, seen: Tensor, counts: Sequence[int]) -> Tensor:
     """1/2 sum_l d_l log(1 + u_l h_l), for the mean curvature."""
     return 0.5 * (torch.tensor(counts, device=u.device) * torch.log1p(u * _curvature(seen))).sum()
@@ -77,17 +71,17 @@ def _curvature(seen: Tensor) -> Tensor:
 
 
 def measure(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
-    """[C, 1 + L]: 1 and h_il for some clients, drawn by their own coins, and zeros for the others.
+    """[C, 1 + L]: 1 and h_il for some clients, drawn by their own coins (in the first round for all), and zeros for the others.
 
     A gradient on one batch is a twelfth of a client's work in the paper's experiments, and the mean of few is good enough.
     """
     found = weights.theta.new_zeros(len(clients), 1 + len(layer_sizes(problem.network, plan.train_head)))
     for c, i in enumerate(clients.ids.tolist()):
         generator = rng(i, "curvature")
-        if float(torch.rand((), generator=generator)) < MEASURED:
+        if rng.round == 1 or float(torch.rand((), generator=generator)) < MEASURED:
             x, _ = clients.train.examples(c)
             row = slice(c, c + 1)
-            at = Weights(weights.theta[row], weights.head[row], weights.buffers[row].clone())  # batch norm moves its buffers
+            at = Weights(weights.theta[row], weights.head[row], weights.buffers[row])
             found[c, 0], found[c, 1:] = 1.0, curvature(problem, at, x, plan, generator)
     return found
 
@@ -100,9 +94,10 @@ def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generat
     """
     network, chosen = problem.network, torch.randperm(len(x), generator=generator)[: plan.batch_size]
     some = x[chosen.to(x.device)].unsqueeze(0)
-    y = sample(problem.likelihood, network.outputs(weights, some)[0], generator).unsqueeze(0)
+    y = problem.likelihood.sample(network.outputs(weights, some)[0], generator).unsqueeze(0)
     batch = Batch(slice(0, 1), some, y, chosen.unsqueeze(0), [len(chosen)], None, [generator], last_epoch=False)
-    gradients = Sgd(network, weights, replace(plan, momentum=0.0)).gradients(batch, problem.likelihood)
+    # in evaluation mode, as the targets: batch norm and dropout in training would shift the gradients' mean away from zero
+    gradients = Sgd(network, weights, replace(plan, momentum=0.0)).gradients(batch, problem.likelihood, training=False)
     slots = [network.body_slots, network.head_slots]
     parts = [slot.of(g[0]) for g, own in zip(gradients, slots, strict=True) if g is not None for slot in own]
     return len(x) * len(chosen) * torch.stack([part.square().mean() for part in parts])

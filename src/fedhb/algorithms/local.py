@@ -64,7 +64,12 @@ class Sgd:
             self.weights.theta[active], self.weights.head[active] = bound.weights.theta, bound.weights.head
 
     def gradients(
-        self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None
+        self,
+        batch: Batch,
+        likelihood: Likelihood,
+        y: Tensor | None = None,
+        example_weights: Tensor | None = None,
+        training: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
         """The gradients of the active clients' mean losses at their weights; nothing moves but the buffers of batch norm.
 
@@ -73,6 +78,7 @@ class Sgd:
             likelihood: gives the loss of each example.
             y: targets to use instead of the batch's.
             example_weights: multiplies the loss of each example [A, B].
+            training: whether modules are in training mode, or in that of evaluation.
 
         Returns:
             For theta [A, d], and for the head [A, h] where it is trained; both are written anew by the next call.
@@ -81,7 +87,7 @@ class Sgd:
             self._gradient = [torch.empty_like(part.value) for part in self._parts]
         found = [gradient[: len(batch.counts)] for gradient in self._gradient]
         bound = self.network.bind(self._active(batch.active), found[0], found[1] if self.train_head else None)
-        self._differentiate(batch, likelihood, y, example_weights, bound, found, 0.0, 1.0)
+        self._differentiate(batch, likelihood, y, example_weights, bound, found, 0.0, 1.0, training)
         return found[0], found[1] if self.train_head else None
 
     def _active(self, active: slice | Tensor) -> Weights:
@@ -112,6 +118,7 @@ class Sgd:
         into: Sequence[Tensor],
         keep: float,
         scale: float,
+        training: bool = True,
     ) -> None:
         """into <- keep into + scale gradient, for theta [A, d] and, where it is trained, for the head [A, h]."""
         y = batch.y if y is None else y
@@ -139,7 +146,8 @@ class Sgd:
             column.zero_()
         # a module that does not know the client axis may draw random numbers of its own
         seeds = [] if self.network.batches_clients else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
-        bound.differentiate(batch.inputs(self.network), descend, counts=batch.counts, seeds=seeds, keep=keep, scale=scale)
+        x, how = batch.inputs(self.network), {"keep": keep, "scale": scale}
+        bound.differentiate(x, descend, counts=batch.counts, seeds=seeds, training=training, **how)
         for column, place, (weight, before) in zip(columns, sunk, kept, strict=True):
             place.copy_(before)
             column.copy_(weight)  # last: the places may be the weights themselves

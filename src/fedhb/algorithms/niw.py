@@ -28,11 +28,12 @@ from torch import Tensor
 
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Plan, Problem
-from fedhb.algorithms.evidence import best_variance, layer_sizes, means, measure, occam, own_variance, spread
+from fedhb.algorithms.evidence import best_variance, layer_sizes, means, measure, occam, spread
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
 from fedhb.algorithms.sums import average_shared, blocks, differences, shared_parts, summarise_shared
 from fedhb.clients import Clients
+from fedhb.likelihood import check_sample
 from fedhb.network import Weights
 from fedhb.seeding import Randomness
 
@@ -52,18 +53,17 @@ class NIW(Hierarchical):
     )
     num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
-    eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes"})
-    lambda0: float = field(
-        default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed, 0 not at all"}
+    eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
+    lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
+    prior_scale: float = field(
+        default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only where the first clients begin"}
     )
-    prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I"})
     dof: Literal["full", "per_coordinate", "per_layer"] = field(
         default="per_layer",
         metadata={"help": "one NIW of dimension d, d of 1, or one a tensor: full, per_coordinate or per_layer"},
     )
     precision: str = field(
-        default="mode",
-        metadata={"help": "the clients' prior precision: at the mode of q(phi), or its mean: mode or mean"},
+        default="mode", metadata={"help": "the prior's precision at q(phi)'s mode or mean: mode or mean; not per layer"}
     )
 
     def _dim(self, problem: Problem) -> int:
@@ -91,18 +91,15 @@ class NIW(Hierarchical):
     def prior(self, problem: Problem) -> distributions.NIW:
         """p(phi)."""
         zero = problem.network.theta.new_zeros(()).expand(problem.network.num_params)
-        return distributions.NIW(
-            zero,
-            torch.full_like(zero, self.prior_scale**2),
-            l0=max(self.lambda0, TINY),
-            n0=self._dim(problem) + 2.0,
-            dof="full" if self.dof == "full" else "per_coordinate",
-        )
+        l0, n0 = max(self.lambda0, TINY), self._dim(problem) + 2.0
+        kind: distributions.Dof = "full" if self.dof == "full" else "per_coordinate"
+        return distributions.NIW(zero, torch.full_like(zero, self.prior_scale**2), l0=l0, n0=n0, dof=kind)
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
-        """m0 = the initial network; V0 by the server's formula without scatter: the first round's pull is like later ones."""
+        """m0 = the initial network; V0 by the server's formula without scatter, and per layer n0 prior_scale^2, a weak pull."""
         m0, shared = problem.network.theta.clone(), shared_parts(problem, self.update)
         if self.dof == "per_layer":
+            check_sample(problem.likelihood)
             V0 = m0.new_full((len(self._layers(problem)),), self._n0(problem) * self.prior_scale**2)
             seen = torch.zeros(4, len(V0), dtype=torch.float64, device=m0.device)
             return {"m0": m0, "V0": V0, "evidence": seen, **shared}
@@ -119,18 +116,18 @@ class NIW(Hierarchical):
 
     def _precision(self, problem: Problem, received: Arrays) -> Tensor:
         """The prior precision of a client's weights [d]: p_do (n0 + dim + 1) / V0 at the mode, p_do n0 / V0 in the mean."""
+        if self.dof == "per_layer":
+            return 1.0 / self._per_weight(problem, self._variance(problem, received))[0]
         q = self.posterior(problem, received)
         weight = q.n0 + (q.dim + 1 if self.precision == "mode" else 0)
         return self.p_do * weight / q.V0
 
     def pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull:
-        """mu = kl_weight p_do (n0 + dim + 1) / (V0 |D_i|) per coordinate or layer, towards m0."""
+        """mu = kl_weight p_do (n0 + dim + 1) / (V0 |D_i|) per coordinate, or kl_weight / (u |D_i|) per layer, towards m0."""
         sizes = sizes[:1] if (sizes == sizes[0]).all() else sizes  # equal clients share one row
-        if self.dof == "per_layer":
-            layers = layer_sizes(problem.network, False)
-            precision = self.p_do / self._variance(problem, received)[: len(layers)]
-            return Pull(self.kl_weight * precision / sizes.unsqueeze(1), received["m0"], layers=layers)
-        return Pull(self.kl_weight * self._precision(problem, received) / sizes.unsqueeze(1), received["m0"])
+        layers = layer_sizes(problem.network, False) if self.dof == "per_layer" else []
+        precision = 1.0 / self._variance(problem, received)[: len(layers)] if layers else self._precision(problem, received)
+        return Pull(self.kl_weight * precision / sizes.unsqueeze(1), received["m0"], layers=layers)
 
     def head_pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull | None:
         """The same for the head, which has a prior per layer where the federation trains it."""
@@ -146,8 +143,8 @@ class NIW(Hierarchical):
         """Alg. 4, step 3; per layer, some clients' curvature at what they found too."""
         found, memory = super().local_update(problem, received, clients, memory, plan, rng)
         if self.dof == "per_layer":
-            start = self.beginning(problem, received, clients)
-            at = Weights(found["m"], found.get("head", start.head), found.get("buffers", start.buffers))
+            begun = self.beginning(problem, received, clients)
+            at = Weights(found["m"], found.get("head", begun.head), found.get("buffers", begun.buffers))
             found["curvature"] = measure(problem, at, clients, plan, rng)
         return found, memory
 
@@ -183,15 +180,14 @@ class NIW(Hierarchical):
 
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""
-        ones, squares = torch.ones_like(found["examples"]), torch.empty_like(received["m0"])
-        sums = differences(found["m"], received["m0"], ones, squares)
-        more: Arrays = {}
+        ones, sums = torch.ones_like(found["examples"]), {"squares": torch.empty_like(received["m0"])}
+        sums["m"] = differences(found["m"], received["m0"], ones, sums["squares"])
         if self.dof == "per_layer":
-            more["curvature"] = found["curvature"].double().sum(0)
+            sums["curvature"] = found["curvature"].double().sum(0)
             if "head" in received:
-                more["head_squares"] = torch.empty_like(received["head"])
-                differences(found["head"], received["head"], ones, more["head_squares"])
-        return {"m": sums, "squares": squares, **more, **summarise_shared(found, received, ones)}
+                sums["head_squares"] = torch.empty_like(received["head"])
+                differences(found["head"], received["head"], ones, sums["head_squares"])
+        return sums | summarise_shared(found, received, ones)
 
     def _scale(self, problem: Problem, m0: Tensor, scatter: Tensor) -> Tensor:
         """V0 [d] for the new m0 and mean_i (m_i - m0)^2 [d]: diag rho = p_do (m_i - m0)^2 + (1 - p_do) m0^2 is never negative."""
@@ -205,18 +201,18 @@ class NIW(Hierarchical):
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
         N, one, layered = problem.federation.num_clients, 1.0 / summary["count"].item(), self.dof == "per_layer"
+        kept = (1.0 if layered else self.p_do) * N / (N + self.lambda0)  # N(m_i, v_i) has no spike at zero
         new = {key: torch.empty_like(server[key]) for key in ("m0", "V0")}
         for part in blocks(8, len(new["m0"])):  # several vectors at a time
             reference, sums = server["m0"][part].double(), summary["m"][part]
-            m0 = torch.div(sums, summary["count"]).add_(reference).mul_(self.p_do * N / (N + self.lambda0))
+            m0 = torch.div(sums, summary["count"]).add_(reference).mul_(kept)
             new["m0"][part] = m0
             if not layered:
                 moved = m0 - reference
                 # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
                 scatter = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
                 new["V0"][part] = self._scale(problem, m0, scatter.clamp_min_(0.0))
-        learned = self._learn(problem, server, summary) if layered else {}
-        return new | learned | average_shared(server, summary)
+        return new | (self._learn(problem, server, summary) if layered else {}) | average_shared(server, summary)
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
         """u [L], the prior's variance per layer."""
@@ -228,7 +224,8 @@ class NIW(Hierarchical):
         scatter, (measured, *_) = means(squares, self._layers(problem)), summary["curvature"]
         rows = summary["count"].expand_as(scatter), scatter, measured.expand_as(scatter), summary["curvature"][1:]
         seen = server["evidence"] + torch.stack(rows)
-        return {"V0": (self._n0(problem) * best_variance(seen)).to(server["V0"].dtype), "evidence": seen}
+        V0 = torch.where(seen[2] > 0, self._n0(problem) * best_variance(seen), server["V0"].double())  # or nothing is known yet
+        return {"V0": V0.to(server["V0"].dtype), "evidence": seen}
 
     def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
         """theta ~ t_{n0-dim+1}(m0, (l0+1) V0 / (l0 (n0-dim+1)))."""
@@ -242,9 +239,13 @@ class NIW(Hierarchical):
         return distributions.niw_kl(self.posterior(problem, server), self.prior(problem))
 
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
-        """E log N(theta_i; mu, Sigma) over q(phi) and q_i (appeq:niw_expected)."""
-        mean, variance = distributions.spiky_moments(m, self.p_do, self.eps)
+        """E log N(theta_i; mu, Sigma) over q(phi) and q_i (appeq:niw_expected).
+
+        Per layer, less what q_i costs beside it: -1/2 sum_l [ |m_il - m0_l|^2 / u_l + d_l log(1 + u_l h_l) ] over the body.
+        """
         if self.dof == "per_layer":
-            own = own_variance(self._variance(problem, server), server["evidence"])
-            mean, variance = m, self._per_weight(problem, own)[0]
+            counts, u = layer_sizes(problem.network, False), self._variance(problem, server)
+            body = slice(len(counts))
+            return -self.kl(problem, server, m) - occam(u[body], server["evidence"][:, body], counts)
+        mean, variance = distributions.spiky_moments(m, self.p_do, self.eps)
         return distributions.expected_log_gaussian(self.posterior(problem, server), mean, variance)
