@@ -123,8 +123,7 @@ def main() -> None:
     sizes = clients.sizes.tolist()
     print(f"{len(clients)} hospitals, {min(sizes)} to {max(sizes)} patients to train on")
 
-    # kl_weight and lambda0 are not tuned for these data.
-    methods = (fedhb.NIW(kl_weight=1e-4, lambda0=0.01, num_samples=10), fedhb.FedAvg(), fedhb.FedBABU())
+    methods = (fedhb.NIW(), fedhb.FedAvg(), fedhb.FedBABU())
     runs = {algorithm.name: train(algorithm, clients) for algorithm in methods}
 
     print("\nmean over hospitals      global                  personalised")

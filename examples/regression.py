@@ -3,7 +3,7 @@
 A sensor's daily curve has its own amplitude, delay, offset and noise, and the noise grows in the afternoon. The network gives a
 mean and a noise for each hour; the question is whether its 90 % intervals hold 90 % of the readings, before and after a sensor
 personalises on its own few dozen readings. Run it with `python examples/regression.py`; it takes a few seconds.
-The learning rates and kl_weight were chosen on a validation split of the training readings (experiments/examples).
+The learning rates were chosen on a validation split of the training readings (experiments/examples).
 """
 
 from __future__ import annotations
@@ -64,21 +64,19 @@ def make_clients(rng: np.random.Generator) -> tuple[fedhb.Clients, fedhb.Clients
 def train(
     clients: fedhb.Clients,
     lr: float = 0.01,
-    kl_weight: float = 1e-3,
     personal_lr: float = 3e-3,
     holdout: fedhb.Clients | None = None,
     evaluate_on: str = "test",
 ) -> fedhb.Run:
     """The likelihood of a mean and a noise has steep places, so lr and momentum are lower than the defaults for classification.
 
-    update="full" trains the head with the body from the start: two outputs are a narrow view of a fixed random one.
+    NIW trains the head with the body from the start: two outputs would be a narrow view of a fixed random one.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))  # mean and noise
-    algorithm = fedhb.NIW(kl_weight=kl_weight, num_samples=20, update="full")
     options = {"rounds": 40, "fraction": 0.5, "local_epochs": 5, "batch_size": 20, "lr": lr, "momentum": 0.5}
     personal = {"personal_lr": personal_lr, "personal_epochs": 20}
-    return fedhb.fit(model, clients, algorithm, **options, **personal, holdout=holdout, evaluate_on=evaluate_on, seed=0)
+    return fedhb.fit(model, clients, fedhb.NIW(), **options, **personal, holdout=holdout, evaluate_on=evaluate_on, seed=0)
 
 
 def main() -> None:

@@ -50,10 +50,12 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         keys = experiments.choose(experiment, dataset or (), cell or (), words(algorithms))
         standing = engine.standing(experiment, keys)
         if again:
-            if not standing.records:
-                raise InputError(f"{name}: nothing of this is recorded yet: leave out --again")
-            keys = [record["key"] for record in standing.records]
-            console.print(differences(standing.records, run_all(second(experiment, keys), keys, jobs, errors).records))
+            valid = [record for record in standing.records if not record["stale"]]
+            if not valid:
+                raise InputError(f"{name}: nothing of this is recorded by the present settings: leave out --again")
+            keys = [record["key"] for record in valid]
+            console.print(differences(valid, run_all(second(experiment, keys), keys, jobs, errors).records))
+            console.print(f"{len(standing.records) - len(valid)} records by other settings were left out", highlight=False)
             return
         done = f"{len(keys) - len(standing.missing)} of {len(keys)} records are there"
         errors.print(f"{name}: {done}{stale_words(standing)}", highlight=False, markup=False, soft_wrap=True)

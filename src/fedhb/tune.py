@@ -1,7 +1,7 @@
 """Tuning with the same budget for every method, on validation data, with seeds that no result uses: `fedhb tune SPACE.toml`.
 
     seeds = [100, 101]
-    trials = 16                                     # of every method; trial 0 is its present default
+    trials = 16                                     # of every method
     draw = 0                                        # seed of the draws
     [common]                                        # as in an experiment (fedhb.paper.cells)
     [cells.NAME]
@@ -15,6 +15,10 @@
     lr = [0.03, 0.1, 0.3]
     [own.fedprox]                                   # choices of one method, also instead of shared ones
     mu = [0.01, 0.1]
+    [start.shared]                                  # trial 0, which the others are compared with; else the present default.
+    lr = 0.1                                        # Once what was chosen is the default, it should not be tuned twice
+    [start.fedprox]
+    mu = 0.01
 
 Trials are drawn without repetition. The n-th draw has the same shared values for every method, so that none is luckier than
 another, and the same ones whatever the defaults are, so that records stay valid when these change. The score of a trial is the
@@ -114,9 +118,11 @@ class Space:
         return {"algorithm": method, **run, **({method: own} if own else {})}
 
     def default(self, method: str) -> Choice:
-        """The present default of every setting of a method's space."""
+        """What a method begins with: the space's `start` where it has one, else the present default."""
         settings, own = Settings.resolve(None, {"algorithm": method}), vars(build(method))
-        return {name: getattr(settings, name) if name in TRAINING else own.get(name) for name in self.choices(method)}
+        start = {**self.content.get("start", {}).get("shared", {}), **self.content.get("start", {}).get(method, {})}
+        present = {name: getattr(settings, name) if name in TRAINING else own.get(name) for name in self.choices(method)}
+        return {name: start.get(name, value) for name, value in present.items()}
 
     def draws(self, method: str) -> Iterator[Choice]:
         """Choices in the order in which they are tried, some of them again."""
@@ -152,7 +158,7 @@ class Space:
     def experiment(self) -> Experiment:
         """The trials as the variants of an experiment, whose records lie beside the file."""
         variants = {
-            variant(method, n): self.overrides(method, choice) if n else {"algorithm": method}
+            variant(method, n): self.overrides(method, choice) if n or "start" in self.content else {"algorithm": method}
             for method in self.methods
             for n, choice in self.trials(method).items()
         }
@@ -186,10 +192,10 @@ def tune(space: Space, methods: Sequence[str], processes: int, watcher: engine.W
     kept = {method: list(space.trials(method)) for method in methods}
     scores: dict[str, list[tuple[float, float]]] = {}
     for stage in space.content["stages"]:
-        count = math.ceil(stage["keep"] * space.content["trials"])
+        count = math.ceil(stage["keep"] * (space.content["trials"] - 1))  # beside the one to compare with
         for method in methods:
             best = sorted((n for n in kept[method] if n), key=partial(_mean, scores, method))
-            kept[method] = [0, *best[: count - 1]]
+            kept[method] = [0, *best[:count]]
         keys: list[Key] = [
             {"cell": cell, "variant": variant(method, n), "seed": seed}
             for seed in space.content["seeds"]
@@ -227,7 +233,7 @@ def score(result: Mapping[str, Any]) -> tuple[float, float]:
 
 def again(space: Space, key: Key) -> str:
     """The command that makes a record again."""
-    return f"fedhb tune {space.path.name} --algorithms {key['variant'].rpartition(' ')[0]}"
+    return f"fedhb tune {space.path} --trials {space.content['trials']} --algorithms {key['variant'].rpartition(' ')[0]}"
 
 
 # ---- what is kept and shown

@@ -101,8 +101,7 @@ class NIW(Hierarchical):
         if self.dof == "per_layer":
             check_sample(problem.likelihood)
             V0 = m0.new_full((len(self._layers(problem)),), self._n0(problem) * self.prior_scale**2)
-            seen = torch.zeros(4, len(V0), dtype=torch.float64, device=m0.device)
-            return {"m0": m0, "V0": V0, "evidence": seen, **shared}
+            return {"m0": m0, "V0": V0, "evidence": V0.new_zeros(4, len(V0), dtype=torch.float64), **shared}
         V0 = self._scale(problem, m0.double(), torch.zeros_like(m0, dtype=torch.float64))
         return {"m0": m0, "V0": V0.to(m0.dtype), **shared}
 

@@ -8,7 +8,7 @@
     local_epochs = 5
     [variants]                                      # what is compared: an algorithm, and what it changes
     niw = {}
-    "niw, S=10" = {algorithm = "niw", niw = {num_samples = 10}}
+    "niw S=10" = {algorithm = "niw", niw = {num_samples = 10}}
 
 A variant overrides its cell, a cell the common settings; tables of algorithms are merged name by name.
 """
@@ -54,6 +54,8 @@ def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
     for layer in (settings.get("common", {}), settings["cells"][key["cell"]], settings["variants"][key["variant"]]):
         for name, value in layer.items():
             merged[name] = {**merged.get(name, {}), **value} if isinstance(value, Mapping) else value
+    if merged.get("data"):
+        raise InputError(f"data={merged['data']!r}: an experiment takes a data set by its name: give dataset")
     algorithm = merged.pop("algorithm", key["variant"])
     merged = {name: value for name, value in merged.items() if name not in ALGORITHMS or name == algorithm}
     try:

@@ -54,7 +54,10 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
             table = Table("", "none", *numbers, title=title)
             for variant in settings["variants"]:
                 mine = [
-                    r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant) and "after" in r["result"]
+                    r
+                    for r in records
+                    if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)
+                    and set(numbers) <= set(r["result"].get("after", ()))
                 ]
                 star = "*" if any(r.get("stale") for r in mine) else ""
                 columns = [[r["result"]["before"] for r in mine], *([r["result"]["after"][n] for r in mine] for n in numbers)]

@@ -7,6 +7,7 @@ prediction under other gates.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -127,8 +128,10 @@ def ranked(variants: Sequence[str], task: str, records: Sequence[Record]) -> tup
     """Each variant's mean rank, and the comparison; None where there is nothing to compare."""
     scores: dict[tuple[str, int], dict[str, float]] = {}
     for r in records:
-        if r["result"].get(task) and not r.get("stale"):
-            scores.setdefault((r["key"]["cell"], r["key"]["seed"]), {})[r["key"]["variant"]] = r["result"][task]["accuracy"]
+        diverged = "diverged" in r["result"]  # the worst of its block
+        if (r["result"].get(task) or diverged) and not r.get("stale"):
+            score = -math.inf if diverged else r["result"][task]["accuracy"]
+            scores.setdefault((r["key"]["cell"], r["key"]["seed"]), {})[r["key"]["variant"]] = score
     names = [v for v in variants if any(v in block for block in scores.values())]
     blocks = [[block[v] for v in names] for block in scores.values() if all(v in block for v in names)]
     if len(names) < 2 or len(blocks) < 2:

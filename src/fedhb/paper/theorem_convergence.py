@@ -21,6 +21,12 @@ Settings = Mapping[str, Any]
 Record = Mapping[str, Any]
 
 
+def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record depends on: the settings of its cell."""
+    left_out = ("title", "seeds", "cells", "cohorts", "selections")  # the last two choose variants
+    return {name: value for name, value in _of(settings, key["cell"]).items() if name not in left_out}
+
+
 def work(settings: Settings) -> list[dict[str, Any]]:
     """One record for each cell, way of selecting blocks, N_f and seed."""
     return [

@@ -59,6 +59,19 @@ class Truth:
         return np.einsum("cnh,ch->cn", z, self.second) + self.offset[:, None]
 
 
+def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record depends on: the settings of its cell, and every one of its algorithm's."""
+    chosen = {**settings, **settings["cells"][key["cell"]]}
+    left_out = ("title", "seeds", "cells", "variants")
+    algorithm = {f"niw.{name}": value for name, value in vars(algorithm_of(settings, key["variant"])).items()}
+    return {name: value for name, value in chosen.items() if name not in left_out} | algorithm
+
+
+def algorithm_of(settings: Settings, variant: str) -> NIW:
+    """The printed model, for clients that all take part in every round."""
+    return NIW(begin="last", update="body", dof="full", **settings["variants"][variant])
+
+
 def work(settings: Settings) -> list[dict[str, Any]]:
     """One record for each cell, variant and seed."""
     return [
@@ -72,7 +85,7 @@ def work(settings: Settings) -> list[dict[str, Any]]:
 def run(settings: Settings, key: Mapping[str, Any], folder: Path | None, tell: Callable[[float, str], Any]) -> dict[str, Any]:
     """Fit and measure for every n, the first n of the same examples; half a minute, so nothing is kept in `folder`."""
     chosen = {**settings, **settings["cells"][key["cell"]]}
-    algorithm = NIW(begin="last", update="body", dof="full", **settings["variants"][key["variant"]])
+    algorithm = algorithm_of(settings, key["variant"])
     rng = np.random.default_rng([key["seed"], 0x7E0])
     truth, shape = Truth.draw(chosen, rng), (chosen["num_clients"], max(chosen["sizes"]), chosen["inputs"])
     x = rng.uniform(-2, 2, size=shape)
