@@ -25,7 +25,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Plan, Problem
+from fedhb.algorithms.base import Arrays, Plan, Problem
 from fedhb.algorithms.batches import Batch
 from fedhb.algorithms.local import Sgd
 from fedhb.clients import Clients
@@ -52,6 +52,12 @@ def spread(values: Tensor, counts: Sequence[int]) -> Tensor:
 def means(vector: Tensor, counts: Sequence[int]) -> Tensor:
     """The mean over each layer's weights: [..., d] -> [..., L]."""
     return torch.stack([part.mean(-1) for part in vector.split(list(counts), -1)], -1)
+
+
+def scatter(summary: Arrays, counts: Sequence[int]) -> Tensor:
+    """sum_i |m_il - m0_l|^2 / d_l [L], from the summed squares of the body, and of the head where it has a prior."""
+    squares = [summary[key] for key in ("squares", "head_squares") if key in summary]
+    return means(torch.cat(squares) if len(squares) > 1 else squares[0], counts)
 
 
 def best_variance(seen: Tensor) -> Tensor:

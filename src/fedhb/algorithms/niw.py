@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Plan, Problem
-from fedhb.algorithms.evidence import best_variance, layer_sizes, means, measure, occam, spread
+from fedhb.algorithms.evidence import best_variance, layer_sizes, means, measure, occam, scatter, spread
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
 from fedhb.algorithms.sums import average_shared, blocks, differences, shared_parts, summarise_shared
@@ -159,13 +159,11 @@ class NIW(Hierarchical):
         return {}
 
     def total_kl(self, problem: Problem, received: Arrays, summary: Arrays) -> float:
-        """p_do/2 (n0 + dim + 1) sum_k V0_k^-1 sum_i (m_i - m0)_k^2; the head's too where it has a prior."""
-        total = 0.5 * float(self._precision(problem, received).double() @ summary["squares"])
-        if "head_squares" in summary:
-            total += 0.5 * float(
-                (summary["head_squares"] / self._per_weight(problem, self._variance(problem, received))[1]).sum()
-            )
-        return total
+        """p_do/2 (n0 + dim + 1) sum_k V0_k^-1 sum_i (m_i - m0)_k^2, or 1/2 sum_l |m_il - m0_l|^2 / u_l, of the head too."""
+        if self.dof == "per_layer":
+            sizes = torch.tensor(self._layers(problem), device=summary["m"].device)
+            return 0.5 * float((scatter(summary, sizes.tolist()) * sizes / self._variance(problem, received)).sum())
+        return 0.5 * float(self._precision(problem, received).double() @ summary["squares"])
 
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
         """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* the covariance that `kl` measures distances in.
@@ -209,8 +207,8 @@ class NIW(Hierarchical):
             if not layered:
                 moved = m0 - reference
                 # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
-                scatter = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
-                new["V0"][part] = self._scale(problem, m0, scatter.clamp_min_(0.0))
+                around = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
+                new["V0"][part] = self._scale(problem, m0, around.clamp_min_(0.0))
         return new | (self._learn(problem, server, summary) if layered else {}) | average_shared(server, summary)
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
@@ -219,9 +217,8 @@ class NIW(Hierarchical):
 
     def _learn(self, problem: Problem, server: Arrays, summary: Arrays) -> Arrays:
         """V0 [L] = n0 u by the evidence of all clients that have answered, under the m0 that each received (evidence.py)."""
-        squares = torch.cat([summary[key] for key in ("squares", "head_squares") if key in summary])
-        scatter, (measured, *_) = means(squares, self._layers(problem)), summary["curvature"]
-        rows = summary["count"].expand_as(scatter), scatter, measured.expand_as(scatter), summary["curvature"][1:]
+        spread_of, (measured, *_) = scatter(summary, self._layers(problem)), summary["curvature"]
+        rows = summary["count"].expand_as(spread_of), spread_of, measured.expand_as(spread_of), summary["curvature"][1:]
         seen = server["evidence"] + torch.stack(rows)
         V0 = torch.where(seen[2] > 0, self._n0(problem) * best_variance(seen), server["V0"].double())  # or nothing is known yet
         return {"V0": V0.to(server["V0"].dtype), "evidence": seen}
@@ -233,8 +230,9 @@ class NIW(Hierarchical):
     def global_kl(self, problem: Problem, server: Arrays) -> Tensor:
         """KL(q(phi) || p(phi)); per layer u is a point, and what is left is the prior of mu."""
         if self.dof == "per_layer":
-            u = self._per_weight(problem, self._variance(problem, server))[0]
-            return 0.5 * self.lambda0 * (server["m0"].double().square() / u).sum()
+            body = layer_sizes(problem.network, False)
+            lengths = means(server["m0"].square(), body).double() * torch.tensor(body, device=server["m0"].device)
+            return 0.5 * self.lambda0 * (lengths / self._variance(problem, server)[: len(body)]).sum()
         return distributions.niw_kl(self.posterior(problem, server), self.prior(problem))
 
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
