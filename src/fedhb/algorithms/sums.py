@@ -41,7 +41,7 @@ def differences(found: Tensor, reference: Tensor, weight: Tensor, squares: Tenso
     sum_i weight_i (found_i - reference)^2 is written to `squares` [...], where given. Differences of like numbers are exact in
     their own type, and a chunk's few terms are added in it; `add` adds chunks in float64.
     """
-    rows, flat, weight = found.flatten(1), reference.reshape(-1).to(found.dtype), weight.to(found.dtype)
+    rows, flat, weight = found.flatten(1), reference.reshape(-1).to(found.dtype), weight.to(found)
     total = torch.empty(reference.shape, dtype=found.dtype, device=reference.device)
     for part in blocks(*rows.shape):
         gap = rows[:, part] - flat[part]
@@ -61,7 +61,7 @@ def summarise_shared(found: Arrays, received: Arrays, weight: Tensor) -> Arrays:
     }
     for key in REPORTS:
         if key in found:
-            sums[key] = (found[key].double() * (1.0 if key == "kl" else examples)).sum()
+            sums[key] = (found[key].double() * (1.0 if key == "kl" else examples.to(found[key].device))).sum()
     for key in SHARED:
         if key in received:
             sums[key] = differences(found[key], received[key], weight)
