@@ -217,14 +217,8 @@ class NIW(Hierarchical):
 
     def _learn(self, problem: Problem, server: Arrays, summary: Arrays) -> Arrays:
         """V0 [L] = n0 u by the evidence of all clients that have answered, under the m0 that each received (evidence.py)."""
-        spread_of, (measured, *_) = scatter(summary, self._layers(problem)), summary["curvature"]
-        rows = (
-            summary["count"].to(spread_of).expand_as(spread_of),
-            spread_of,
-            measured.expand_as(spread_of),
-            summary["curvature"][1:],
-        )
-        seen = server["evidence"] + torch.stack(rows)
+        s, h, count = scatter(summary, self._layers(problem)), summary["curvature"], summary["count"]
+        seen = server["evidence"] + torch.stack([count.to(s).expand_as(s), s, h[0].expand_as(s), h[1:]])
         V0 = torch.where(seen[2] > 0, self._n0(problem) * best_variance(seen), server["V0"].double())  # or nothing is known yet
         return {"V0": V0.to(server["V0"].dtype), "evidence": seen}
 
