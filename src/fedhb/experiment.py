@@ -79,6 +79,13 @@ def model_of(settings: Settings, clients: Clients) -> tuple[nn.Module, dict[str,
     return make_model(name, shape, spec["num_outputs"], spec["options"], derive(settings.seed, "model")), spec
 
 
+def fit_options(settings: Settings) -> dict[str, Any]:
+    """What `fit` takes of the settings as they are."""
+    names = "rounds fraction local_epochs batch_size lr momentum schedule personal_lr personal_epochs seed batch_norm evaluate_on"
+    found = {name: getattr(settings, name) for name in (*names.split(), "checkpoint_every", "device", "workers")}
+    return found | {"head": settings.head or None}
+
+
 def train(
     settings: Settings,
     out: Path | None,
@@ -95,25 +102,10 @@ def train(
         model,
         clients,
         algorithm,
-        rounds=settings.rounds,
-        fraction=settings.fraction,
-        local_epochs=settings.local_epochs,
-        batch_size=settings.batch_size,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        schedule=settings.schedule,
-        personal_lr=settings.personal_lr,
-        personal_epochs=settings.personal_epochs,
-        seed=settings.seed,
-        head=settings.head or None,
-        batch_norm=settings.batch_norm,
+        **fit_options(settings),
         holdout=holdout,
-        evaluate_on=settings.evaluate_on,
         out=out,
         resume=resume,
-        checkpoint_every=settings.checkpoint_every,
-        device=settings.device,
-        workers=settings.workers,
         progress=progress,
         callbacks=callbacks,
         settings_toml=settings.to_toml,

@@ -18,6 +18,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedhb.api import fit
 from fedhb.bench.machine import processor
 from fedhb.clients import Clients
 from fedhb.engine.schedule import cohort_size
-from fedhb.experiment import make_clients, model_of
+from fedhb.experiment import fit_options, make_clients, model_of
 from fedhb.paper import cells
 from fedhb.paper.cells import Tell, dataset_of, settings_of, work
 from fedhb.paper.records import Key
@@ -55,24 +56,8 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     model, _ = model_of(chosen, clients)
     algorithm = build(chosen.algorithm, chosen.options.get(chosen.algorithm, {}))
     tell(0.0, "a round")
-    found = fit(
-        model,
-        clients,
-        algorithm,
-        rounds=1,
-        fraction=1 / len(clients),
-        local_epochs=chosen.local_epochs,
-        batch_size=chosen.batch_size,
-        lr=chosen.lr,
-        momentum=chosen.momentum,
-        personal_lr=chosen.personal_lr,
-        personal_epochs=chosen.personal_epochs,
-        seed=chosen.seed,
-        batch_norm=chosen.batch_norm,
-        evaluate_on=None,
-        workers=1,
-        progress=False,
-    )
+    options = fit_options(replace(chosen, rounds=1, fraction=1 / len(clients))) | {"evaluate_on": None}
+    found = fit(model, clients, algorithm, **options, progress=False)
     plan = Plan(chosen.local_epochs, chosen.batch_size, chosen.lr, chosen.momentum, algorithm.update == "full")
     seconds = measure(found, clients, plan, chosen.fraction, settings.get("repeats", REPEATS), tell)
     batches = math.ceil(int(clients.sizes[0]) / chosen.batch_size)
