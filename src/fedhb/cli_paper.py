@@ -35,8 +35,6 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown")] = False,
     ) -> None:
         """Run a table or figure of the paper again: what is not recorded yet; ours beside the printed numbers."""
-        from dataclasses import replace
-
         from fedhb.paper import engine, experiments
         from fedhb.paper.again import differences, second
 
@@ -46,7 +44,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             return
         experiment = experiments.load(place, name)
         if seeds:
-            experiment = replace(experiment, settings={**experiment.settings, "seeds": whole_numbers(seeds)})
+            experiment = experiment.with_seeds(whole_numbers(seeds))
         keys = experiments.choose(experiment, dataset or (), cell or (), words(algorithms))
         standing = engine.standing(experiment, keys)
         if again:

@@ -223,6 +223,20 @@ def test_choosing(tmp_path):
             experiments.choose(experiment, **wrong)
 
 
+def test_a_cell_may_have_seeds_and_variants_of_its_own(tmp_path):
+    settings = SETTINGS.replace("local_epochs = 2\n", 'local_epochs = 2\nseeds = [0, 5]\nonly = ["fedavg"]\n')
+    experiment = experiments.load(write(tmp_path, settings), "small")
+    theirs = [key for key in experiments.choose(experiment) if key["cell"] == "two epochs"]
+    assert [(key["variant"], key["seed"]) for key in theirs] == [("fedavg", 0), ("fedavg", 5)]
+    assert len(experiments.choose(experiment)) == 2 * 3 + 2
+    assert experiment.resolved(theirs[0])["local_epochs"] == 2  # seeds and only are no settings of a run
+    asked = experiments.choose(experiment.with_seeds([7]))
+    assert {key["seed"] for key in asked} == {7} and len(asked) == 3 + 1
+    write(tmp_path, settings.replace('only = ["fedavg"]', 'only = ["fedavgs"]'))
+    with pytest.raises(InputError, match=r"cell 'two epochs': only has 'fedavgs' .did you mean 'fedavg'"):
+        experiments.choose(experiments.load(tmp_path, "small"))
+
+
 def test_listing_and_errors_of_the_command(tmp_path, run, monkeypatch):
     write(tmp_path)
     write(tmp_path, SETTINGS.replace('"digits"', '"cifar-100-c"'), "corrupted", "")

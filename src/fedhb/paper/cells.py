@@ -6,6 +6,8 @@
     [cells."mnist, tau=5"]                          # what a cell changes
     dataset = "mnist"
     local_epochs = 5
+    seeds = [0]                                     # its own, instead of those above
+    only = ["niw"]                                  # these variants alone
     [variants]                                      # what is compared: an algorithm, and what it changes
     niw = {}
     "niw S=10" = {algorithm = "niw", niw = {num_samples = 10}}
@@ -27,9 +29,13 @@ from fedhb.engine.loop import State
 from fedhb.errors import InputError
 from fedhb.paper.records import MISSING, Key
 from fedhb.settings import Settings
+from fedhb.values import did_you_mean
 
 Tell = Callable[[float, str], None]
 """Told the share that is done, and what is done now."""
+
+CHOOSING = ("seeds", "only")
+"""What a cell may have besides settings of its runs."""
 
 WHERE = ("workers", "device", "checkpoint_every", "options", "data")
 """Fields of Settings that no result depends on, or that are resolved below."""
@@ -40,11 +46,19 @@ def work(settings: Mapping[str, Any]) -> list[Key]:
     for name in ("seeds", "cells", "variants"):
         if not settings.get(name):
             raise InputError(f"settings.toml has no {name}: give some")
+    for name, cell in settings["cells"].items():
+        for variant in cell.get("only", ()):
+            if variant not in settings["variants"]:
+                raise InputError(
+                    f"cell {name!r}: only has {variant!r}{did_you_mean(variant, settings['variants'])}: no such variant"
+                )
+    own = [seed for cell in settings["cells"].values() for seed in cell.get("seeds", ())]
     return [
-        {"cell": cell, "variant": variant, "seed": seed}
-        for seed in settings["seeds"]
-        for cell in settings["cells"]
-        for variant in settings["variants"]
+        {"cell": name, "variant": variant, "seed": seed}
+        for seed in dict.fromkeys([*settings["seeds"], *own])
+        for name, cell in settings["cells"].items()
+        if seed in cell.get("seeds", settings["seeds"])
+        for variant in cell.get("only", settings["variants"])
     ]
 
 
@@ -53,6 +67,8 @@ def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
     merged: dict[str, Any] = {}
     for layer in (settings.get("common", {}), settings["cells"][key["cell"]], settings["variants"][key["variant"]]):
         for name, value in layer.items():
+            if name in CHOOSING:
+                continue
             merged[name] = {**merged.get(name, {}), **value} if isinstance(value, Mapping) else value
     if merged.get("data"):
         raise InputError(f"data={merged['data']!r}: an experiment takes a data set by its name: give dataset")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -65,6 +65,14 @@ class Experiment:
             if error.name != KINDS[kind]:
                 raise
             raise InputError(f"{self.name}: this version of fedhb has no kind {kind!r} yet: choose another experiment") from None
+
+    def with_seeds(self, seeds: Sequence[int]) -> Experiment:
+        """The same with these seeds in every cell."""
+        cells = {
+            name: {key: value for key, value in cell.items() if key != "seeds"}
+            for name, cell in self.settings.get("cells", {}).items()
+        }
+        return replace(self, settings={**self.settings, "seeds": list(seeds), **({"cells": cells} if cells else {})})
 
     def printed(self) -> list[dict[str, Any]]:
         """The paper's numbers; `mean` and `std` as numbers where they are some, `std` None where none is printed."""
