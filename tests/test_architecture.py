@@ -26,6 +26,7 @@ LAYERS = (
     ("engine",),
     ("evaluation",),
     ("settings", "models", "run", "progress"),
+    ("conduct",),
     ("api",),
     ("experiment", "bench"),
     ("paper",),

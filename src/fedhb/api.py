@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,17 @@ from torch import nn
 from fedhb import algorithms
 from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
 from fedhb.clients import Clients, Scaling
+from fedhb.conduct import Job, claim, conduct
 from fedhb.engine import checkpoint
 from fedhb.engine.choose import Automatic
 from fedhb.engine.folder import RunFolder, as_json
-from fedhb.engine.keeper import Keeper, fingerprint_of
-from fedhb.engine.loop import Callback, State, Training, run
+from fedhb.engine.keeper import fingerprint_of
+from fedhb.engine.loop import Callback, State, Training
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.models import check_model, default_likelihood, make_model
 from fedhb.network import Network
-from fedhb.progress import RoundProgress
-from fedhb.run import Personal, Run, one_thread
-from fedhb.seeding import Randomness
+from fedhb.run import Personal, Run
 from fedhb.settings import Settings, training_values
 
 PERSONAL, CONSTANTS = "personal.safetensors", "constants.safetensors"
@@ -116,78 +113,48 @@ def fit(
         rounds, fraction, Plan(local_epochs, batch_size, chosen.lr, chosen.momentum, algorithm.update == "full"), schedule, seed
     )
     personal_plan = Plan(chosen.personal_epochs, batch_size, chosen.personal_lr, chosen.momentum, train_head=True)
-    fingerprint = fingerprint_of(problem, algorithm, training, clients)
-    constants = network.constants()
+    job = Job(
+        problem=problem,
+        algorithm=algorithm,
+        training=training,
+        personal_plan=personal_plan,
+        num_clients=len(clients),
+        input_shape=tuple(clients.train.x.shape[1:]),
+        fingerprint=fingerprint_of(problem, algorithm, training, clients),
+        constants=network.constants(),
+    )
     network.to(device)
     clients = clients.to(device)
+    folder = claim(out, resume)
+    if folder is not None and resume and job.finished(folder):
+        return load(folder.path, model=model, algorithm=algorithm, likelihood=likelihood)
 
-    folder = RunFolder(out) if out is not None else None
-    state = None
-    if folder is not None:
-        if folder.holds_run and not resume:
-            raise InputError(f"{folder.path} already holds a run: resume it (--resume), or choose another --out")
-        if resume and (folder.path / "result.json").exists():
-            kept = checkpoint.load(folder.checkpoints, fingerprint)
-            if kept is not None and kept[0].done == rounds:  # else its last checkpoint is lost: finish it again
-                return load(folder.path, model=model, algorithm=algorithm, likelihood=likelihood)
-    with one_thread(), folder.locked() if folder is not None else contextlib.nullcontext():
-        if folder is not None and resume:
-            loaded = checkpoint.load(folder.checkpoints, fingerprint)
-            state = loaded[0] if loaded is not None else None
-            if folder.holds_run:
-                folder.keep_rounds(state.done if state is not None else 0)
-        if state is None:
-            state = State(server=algorithm.start(problem, Randomness(seed)))
-        state.server = {key: value.to(device) for key, value in state.server.items()}
-        result = Run(problem, algorithm, state, seed, personal_plan, tuple(clients.train.x.shape[1:]))
-        if folder is not None:
-            toml = settings_toml(versions()) if settings_toml else describe(model, clients, algorithm, training, personal_plan)
-            folder.write("settings.toml", toml.encode())
-            folder.write("problem.json", as_json(problem_record(result, head, batch_norm, rebuild)))
-        keeper = Keeper(folder, constants, fingerprint, checkpoint_every, rounds, result.records)
-        executor = Automatic(problem, algorithm, clients, state.store, training=training, done=state.done, workers=workers)
-        shown = [RoundProgress(f"{algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
-        try:
-            run(problem, algorithm, len(clients), training, state, executor, [*callbacks, keeper, *shown])
-            result.result = summary(result, clients, holdout, evaluate_on) | {"executor": executor.chosen}
-            if folder is not None:
-                folder.write("result.json", as_json(result.result))
-                result.records = folder.rounds()
-        finally:
-            executor.close()
-    return result
+    def files(result: Run) -> dict[str, bytes]:
+        toml = settings_toml(versions()) if settings_toml else describe(model, clients, algorithm, training, personal_plan)
+        return {"settings.toml": toml.encode(), "problem.json": as_json(problem_record(result, head, batch_norm, rebuild))}
 
+    def engine(state: State) -> Automatic:
+        return Automatic(problem, algorithm, clients, state.store, training=training, done=state.done, workers=workers)
 
-def summary(result: Run, clients: Clients, holdout: Clients | None, split: str | None) -> dict[str, Any]:
-    """What result.json holds."""
-    state, begun = result.state, time.perf_counter()
-    known = result.evaluate(clients, split) if split else {"global": None, "personalised": None, "per_client": None}
-    novel = None
-    if holdout is not None and split:
-        unseen = result.evaluate(holdout, split)
-        novel = {"global": unseen["global"], "personalised": unseen["personalised"], "per_client": unseen["per_client"]}
-    per_client_round = {
-        "down_bytes": state.traffic.down // max(state.client_rounds, 1),
-        "up_bytes": state.traffic.up // max(state.client_rounds, 1),
-    }
-    return {
-        "algorithm": result.algorithm.name,
-        "dataset": clients.name,
-        "seed": result.seed,
-        "rounds": state.done,
-        "split": split,
-        "global": known["global"],
-        "personalised": known["personalised"],
-        "holdout": novel,
-        "per_client": known["per_client"],
-        "communication": {
-            "down_bytes": state.traffic.down,
-            "up_bytes": state.traffic.up,
-            "per_client_round": per_client_round,
-        },
-        "data": dict(clients.files),
-        "seconds": {"train": state.seconds, "evaluate": time.perf_counter() - begun},
-    }
+    def evaluation(result: Run) -> dict[str, Any]:
+        return {
+            "split": evaluate_on,
+            "known": result.evaluate(clients, evaluate_on) if evaluate_on else None,
+            "novel": result.evaluate(holdout, evaluate_on) if evaluate_on and holdout is not None else None,
+        }
+
+    return conduct(
+        job,
+        engine,
+        evaluation,
+        files,
+        about={"dataset": clients.name, "data": dict(clients.files)},
+        folder=folder,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        progress=progress,
+        callbacks=callbacks,
+    )
 
 
 def load(

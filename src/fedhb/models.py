@@ -50,7 +50,12 @@ def default_likelihood(clients: Clients, network: Network) -> Likelihood:
         return Categorical(clients.num_classes)
     y = clients.train.y[clients.train.rows].double()
     count = y.shape[1] if y.ndim > 1 else 1
-    likelihood = GaussianRegression(count, centre=y.mean().item(), scale=max(y.std().item(), 1e-12))
+    return regression(network, clients, count, y.mean().item(), y.std().item())
+
+
+def regression(network: Network, clients: Clients, count: int, centre: float, deviation: float) -> GaussianRegression:
+    """The likelihood of `count` real targets with this mean and deviation; one output per target means noise of a fixed size."""
+    likelihood = GaussianRegression(count, centre=centre, scale=max(deviation, 1e-12))
     return dataclasses.replace(likelihood, noise=likelihood.scale) if _num_outputs(network, clients) == count else likelihood
 
 

@@ -85,7 +85,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """The folder is this process's own for as long as this lasts."""
+        """The folder is this process's own for as long as this lasts; who holds it already goes on holding it."""
+        if self._lock is not None:
+            yield
+            return
         self.lock()
         try:
             yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,12 +39,17 @@ def evaluate(
     some = clients.select(held)
     before = global_metrics(problem, algorithm, server, some, store, rng, split)
     after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split)
-    main = next(iter(before[0]))  # accuracy or rmse
-    per_client: dict[str, list[Any]] = {"client": list(clients.names) if clients.names else clients.ids.tolist()}
+    who = list(clients.names) if clients.names else clients.ids.tolist()
+    return tabulate(who, dict(zip(held, before, strict=True)), dict(zip(held, after, strict=True)))
+
+
+def tabulate(who: Sequence[Any], before: Mapping[int, Metrics], after: Mapping[int, Metrics]) -> dict[str, Any]:
+    """Means over clients, and the main metric of every client, from the metrics of those positions that have some."""
+    main = next(iter(next(iter(before.values()))))  # accuracy or rmse
+    per_client: dict[str, list[Any]] = {"client": list(who)}
     for task, metrics in (("global", before), ("personalised", after)):
-        found = {k: m[main] for k, m in zip(held, metrics, strict=True)}
-        per_client[f"{task}_{main}"] = [found.get(k) for k in range(len(clients))]
-    return {"global": mean(before), "personalised": mean(after), "per_client": per_client}
+        per_client[f"{task}_{main}"] = [metrics[k][main] if k in metrics else None for k in range(len(who))]
+    return {"global": mean(list(before.values())), "personalised": mean(list(after.values())), "per_client": per_client}
 
 
 def global_metrics(

@@ -1,0 +1,157 @@
+"""Carries a run out: begin or resume, the rounds, what is kept of them, the result. Who trains the clients is an argument.
+
+The simulator (`api.fit`) and Flower (`flower.server`) differ in their executor and in who evaluates; everything else is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
+from fedhb.engine import checkpoint
+from fedhb.engine.folder import RunFolder, as_json
+from fedhb.engine.keeper import Keeper
+from fedhb.engine.loop import Callback, Executor, State, Training, run
+from fedhb.errors import InputError
+from fedhb.progress import RoundProgress
+from fedhb.run import Run, one_thread
+from fedhb.seeding import Randomness
+
+
+class Engine(Executor, Protocol):
+    """An executor of a whole run: it says what it chose, and is closed at the end."""
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """What result.json says of it."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """What the progress says of it."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, on what plan, and the hash of all it depends on; `constants` is the network as it was made."""
+
+    problem: Problem
+    algorithm: Algorithm
+    training: Training
+    personal_plan: Plan
+    num_clients: int
+    input_shape: tuple[int, ...]
+    fingerprint: str
+    constants: Arrays
+
+    def finished(self, folder: RunFolder) -> bool:
+        """Whether the folder holds this run with its result; without its last checkpoint it is finished again."""
+        if not (folder.path / "result.json").exists():
+            return False
+        kept = checkpoint.load(folder.checkpoints, self.fingerprint)
+        return kept is not None and kept[0].done == self.training.rounds
+
+
+def claim(out: str | os.PathLike[str] | None, resume: bool) -> RunFolder | None:
+    """The run's folder; one that holds a run is refused unless that is resumed."""
+    folder = RunFolder(out) if out is not None else None
+    if folder is not None and folder.holds_run and not resume:
+        raise InputError(f"{folder.path} already holds a run: resume it (--resume), or choose another --out")
+    return folder
+
+
+def conduct(
+    job: Job,
+    engine: Callable[[State], Engine],
+    evaluation: Callable[[Run], Mapping[str, Any]],
+    files: Callable[[Run], Mapping[str, bytes]],
+    *,
+    about: Mapping[str, Any],
+    folder: RunFolder | None,
+    resume: bool,
+    checkpoint_every: int,
+    progress: bool,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """The rounds of a job from its last checkpoint to its end, and its result.
+
+    Args:
+        job: the run.
+        engine: the executor of a run that stands where this state does.
+        evaluation: the split, and the numbers on it of the clients that trained ("known") and of others ("novel"); None for none.
+        files: what the folder holds of the run from its beginning.
+        about: what the result says of the data.
+        folder: where it is kept, or None.
+        resume: go on where a run in the folder stopped.
+        checkpoint_every: rounds between checkpoints.
+        progress: show it.
+        callbacks: told of every round.
+    """
+    state = None
+    with one_thread(), folder.locked() if folder is not None else contextlib.nullcontext():
+        if folder is not None and resume:
+            loaded = checkpoint.load(folder.checkpoints, job.fingerprint)
+            state = loaded[0] if loaded is not None else None
+            if folder.holds_run:
+                folder.keep_rounds(state.done if state is not None else 0)
+        if state is None:
+            state = State(server=job.algorithm.start(job.problem, Randomness(job.training.seed)))
+        state.server = {key: value.to(job.problem.network.device) for key, value in state.server.items()}
+        seed, rounds = job.training.seed, job.training.rounds
+        result = Run(job.problem, job.algorithm, state, seed, job.personal_plan, job.input_shape)
+        if folder is not None:
+            for name, content in files(result).items():
+                folder.write(name, content)
+        keeper = Keeper(folder, job.constants, job.fingerprint, checkpoint_every, rounds, result.records)
+        executor = engine(state)
+        shown = [RoundProgress(f"{job.algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
+        try:
+            run(job.problem, job.algorithm, job.num_clients, job.training, state, executor, [*callbacks, keeper, *shown])
+            begun = time.perf_counter()
+            found = evaluation(result)
+            seconds = {"train": state.seconds, "evaluate": time.perf_counter() - begun}
+            result.result = summary(result, found, about, seconds) | {"executor": dict(executor.chosen)}
+            if folder is not None:
+                folder.write("result.json", as_json(result.result))
+                result.records = folder.rounds()
+        finally:
+            executor.close()
+    return result
+
+
+def summary(result: Run, found: Mapping[str, Any], about: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """What result.json holds."""
+    state = result.state
+    known = found["known"] or {"global": None, "personalised": None, "per_client": None}
+    per_client_round = {
+        "down_bytes": state.traffic.down // max(state.client_rounds, 1),
+        "up_bytes": state.traffic.up // max(state.client_rounds, 1),
+    }
+    return {
+        "algorithm": result.algorithm.name,
+        "dataset": about["dataset"],
+        "seed": result.seed,
+        "rounds": state.done,
+        "split": found["split"],
+        "global": known["global"],
+        "personalised": known["personalised"],
+        "holdout": found["novel"],
+        "per_client": known["per_client"],
+        "communication": {
+            "down_bytes": state.traffic.down,
+            "up_bytes": state.traffic.up,
+            "per_client_round": per_client_round,
+        },
+        "data": about["data"],
+        "seconds": dict(seconds),
+    }
