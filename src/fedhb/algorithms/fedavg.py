@@ -31,7 +31,7 @@ class FedAvg(Stateless):
     """Federated averaging."""
 
     name: ClassVar[str] = "fedavg"
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.03, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     weighted: bool = field(default=True, metadata={"help": "average by the clients' number of examples, else equally"})
 

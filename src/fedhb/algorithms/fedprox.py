@@ -22,9 +22,9 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 
     name: ClassVar[str] = "fedprox"
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.03, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    mu: float = field(default=0.001, metadata={"help": "strength of the pull towards the received weights"})
+    mu: float = field(default=0.01, metadata={"help": "strength of the pull towards the received weights"})
 
     def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:
         """mu/2 ||w - w_received||^2 on what is sent; a head that stays at home is not penalised."""

@@ -46,7 +46,7 @@ class NIW(Hierarchical):
     """Gaussian clients under a Normal-Inverse-Wishart posterior."""
 
     name: ClassVar[str] = "niw"
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 15}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     average: float = field(
         default=0.5, metadata={"help": "share of the last steps of a personalisation whose weights are averaged: 0 for none"}
