@@ -26,7 +26,7 @@ LAYERS = (
     ("engine",),
     ("evaluation",),
     ("settings", "models", "run", "progress"),
-    ("conduct",),
+    ("conduct", "stored"),
     ("api",),
     ("experiment", "bench"),
     ("paper",),

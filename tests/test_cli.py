@@ -234,11 +234,15 @@ def test_a_users_own_model_and_regression(run, tmp_path):
     result = json.loads((tmp_path / "x/result.json").read_text())
     assert set(result["global"]) == {"rmse", "nll", "coverage"}
     np.save(tmp_path / "in.npy", x[:5])
-    assert run("predict", "x", "in.npy")[0] == 0
+    code, printed = run("predict", "x", "in.npy")  # the folder may come from elsewhere, and a factory is code
+    assert code == 2 and "--model mymodel:factory" in printed
+    assert run("predict", "x", "in.npy", "--model", "othermodel:factory")[0] == 2
+    own = ["--model", "mymodel:factory"]
+    assert run("predict", "x", "in.npy", *own)[0] == 0
     saved = np.load(tmp_path / "in.predictions.npz")
     assert saved["mean"].shape == (5, 1) and (saved["deviation"] > 0).all()
     np.save(tmp_path / "wrong.npy", x[:5, :2])
-    code, printed = run("predict", "x", "wrong.npy")
+    code, printed = run("predict", "x", "wrong.npy", *own)
     assert code == 2 and "(5, 2)" in printed and "[n, 3]" in printed
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,22 @@ from torch import nn
 
 from fedhb import algorithms
 from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
-from fedhb.clients import Clients, Scaling
+from fedhb.clients import Clients
 from fedhb.conduct import Job, claim, conduct
 from fedhb.engine import checkpoint
 from fedhb.engine.choose import Automatic
-from fedhb.engine.folder import RunFolder, as_json
+from fedhb.engine.folder import RunFolder, sealed
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Callback, State, Training
 from fedhb.errors import InputError
-from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
-from fedhb.models import check_model, default_likelihood, make_model
+from fedhb.likelihood import Likelihood
+from fedhb.models import check_model, default_likelihood
 from fedhb.network import Network
 from fedhb.run import Personal, Run
 from fedhb.settings import Settings, training_values
+from fedhb.stored import Stored, problem_record, try_out
 
 PERSONAL, CONSTANTS = "personal.safetensors", "constants.safetensors"
-LIKELIHOODS: dict[str, type[Any]] = {"categorical": Categorical, "gaussian": GaussianRegression}
 
 
 def fit(
@@ -131,7 +130,7 @@ def fit(
 
     def files(result: Run) -> dict[str, bytes]:
         toml = settings_toml(versions()) if settings_toml else describe(model, clients, algorithm, training, personal_plan)
-        return {"settings.toml": toml.encode(), "problem.json": as_json(problem_record(result, head, batch_norm, rebuild))}
+        return {"settings.toml": toml.encode(), "problem.json": sealed(problem_record(result, head, batch_norm, rebuild))}
 
     def engine(state: State) -> Automatic:
         return Automatic(problem, algorithm, clients, state.store, training=training, done=state.done, workers=workers)
@@ -159,7 +158,7 @@ def fit(
 
 def load(
     path: str | os.PathLike[str],
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
     algorithm: Algorithm | None = None,
     likelihood: Likelihood | None = None,
 ) -> Any:
@@ -167,51 +166,39 @@ def load(
 
     Args:
         path: the folder.
-        model: the module that was trained, where it was your own (its weights do not matter).
+        model: the module that was trained, where it was your own (its weights do not matter), or the name of its factory,
+            pkg.mod:factory, which is then run.
         algorithm: the algorithm, where it is your own.
         likelihood: the likelihood, where it is your own.
     """
     folder = RunFolder(path)
-    record = folder.read_json("problem.json")
+    stored = Stored.read(folder)
     personal = folder.path / PERSONAL
-    loaded = None if personal.exists() else checkpoint.load(folder.checkpoints)
+    loaded = None if personal.exists() else checkpoint.load(folder.checkpoints, records=folder.records_until)
     if loaded is None and not personal.exists():
         raise InputError(f"{folder.path} holds no checkpoint: train with --out {folder.path} first")
-    state, constants = loaded if loaded is not None else (None, checkpoint.read_arrays(folder.path / CONSTANTS))
-    network = Network(
-        model if model is not None else rebuild_model(record, folder.path),
-        head=record["head"],
-        batch_norm=record["batch_norm"],
-        scaling=Scaling(torch.tensor(record["scaling"]["mean"]), torch.tensor(record["scaling"]["std"])),
-    )
+    if loaded is not None:
+        state, constants = loaded
+    else:
+        state, constants = None, checkpoint.read_arrays(folder.path / CONSTANTS, stored.files.get(CONSTANTS, ""))
+    module = model if isinstance(model, nn.Module) else stored.make_model(folder, model, constants)
+    network = Network(module, head=stored.head, batch_norm=stored.batch_norm, scaling=stored.scaling)
     network.restore(constants)
-    name = record["algorithm"]["name"]
-    if algorithm is not None and algorithm.name != name:
-        raise InputError(
-            f"{folder.path} was trained with {name!r}, not with {algorithm.name!r}: give the algorithm it was trained with"
-        )
-    if algorithm is None:
-        if name not in algorithms.ALGORITHMS:
-            raise InputError(f"{folder.path} was trained with {name!r}, which is your own: give load(path, algorithm=...)")
-        algorithm = algorithms.build(name, record["algorithm"]["settings"])
-    if likelihood is None:
-        if record["likelihood"]["kind"] not in LIKELIHOODS:
-            raise InputError(f"{folder.path} was trained with a likelihood of your own: give it, load(path, likelihood=...)")
-        likelihood = LIKELIHOODS[record["likelihood"]["kind"]](**record["likelihood"]["settings"])
-    problem = Problem(network, likelihood, Federation(**record["federation"]))
+    algorithm = stored.make_algorithm(folder, algorithm)
+    problem = Problem(network, stored.make_likelihood(folder, likelihood), stored.federation)
     if state is None:
-        return Personal(Personalised(problem, **checkpoint.read_arrays(personal)), tuple(record["input_shape"]))
-    result = folder.read_json("result.json") if (folder.path / "result.json").exists() else {}
-    return Run(
-        problem,
-        algorithm,
-        state,
-        record["seed"],
-        Plan(**record["personal_plan"]),
-        tuple(record["input_shape"]),
-        result,
-        folder.rounds(),
+        arrays = checkpoint.read_arrays(personal, stored.files.get(PERSONAL, ""))
+        if arrays.keys() != {"theta", "head", "buffers", "weights"}:
+            raise InputError(f"{personal} holds {sorted(arrays)}, which is no personal model: restore it, or make it again")
+        posterior = Personalised(problem, **arrays)
+        try_out(folder, [constants, arrays], lambda x: posterior.predict(x.unsqueeze(0))[0], stored.input_shape)
+        return Personal(posterior, stored.input_shape)
+    result = folder.result() if (folder.path / "result.json").exists() else {}
+    run = Run(problem, algorithm, state, stored.seed, stored.personal_plan, stored.input_shape, result, folder.rounds())
+    try_out(
+        folder, [constants, state.server], lambda x: run.algorithm.predict(problem, state.server, x, run.rng), stored.input_shape
     )
+    return run
 
 
 def check_device(device: str) -> None:
@@ -227,44 +214,10 @@ def check_device(device: str) -> None:
 def save_personal(path: str | os.PathLike[str], run: str | os.PathLike[str], personal: Personal) -> None:
     """Keep a personalised model in a folder of its own, which needs nothing of the run it came from."""
     folder = RunFolder(path)
-    record = RunFolder(run).read_json("problem.json")
-    checkpoint.write_arrays(folder.path / PERSONAL, personal.posterior.arrays())
-    checkpoint.write_arrays(folder.path / CONSTANTS, personal.posterior.problem.network.constants())
-    folder.write("problem.json", as_json(record))
-
-
-def problem_record(result: Run, head: str | None, batch_norm: str, rebuild: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What problem.json holds: all that `load` needs besides arrays."""
-    likelihood: Any = result.problem.likelihood
-    kind = next((name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls), "own")
-    federation = result.problem.federation
-    return {
-        "model": dict(rebuild) if rebuild else None,
-        "head": head,
-        "batch_norm": batch_norm,
-        "input_shape": list(result.input_shape),
-        "scaling": {
-            "mean": result.problem.network.scaling.mean.tolist(),
-            "std": result.problem.network.scaling.std.tolist(),
-        },
-        "likelihood": {"kind": kind, "settings": dataclasses.asdict(likelihood) if kind != "own" else {}},
-        "federation": {
-            "num_clients": federation.num_clients,
-            "num_examples": federation.num_examples,
-            "num_classes": federation.num_classes,
-        },
-        "algorithm": {"name": result.algorithm.name, "settings": dataclasses.asdict(result.algorithm)},  # type: ignore[call-overload]
-        "personal_plan": dataclasses.asdict(result.personal_plan),
-        "seed": result.seed,
-    }
-
-
-def rebuild_model(record: Mapping[str, Any], path: Path) -> nn.Module:
-    """The run's model from its name."""
-    spec = record["model"]
-    if spec is None:
-        raise InputError(f"{path} was trained with a module of your own: give it, load(path, model=...)")
-    return make_model(spec["name"], record["input_shape"], spec["num_outputs"], spec["options"])
+    record = RunFolder(run).read_json("problem.json", required=True)
+    arrays = {PERSONAL: personal.posterior.arrays(), CONSTANTS: personal.posterior.problem.network.constants()}
+    files = {name: checkpoint.write_arrays(folder.path / name, content) for name, content in arrays.items()}
+    folder.write("problem.json", sealed(record | {"files": files}))
 
 
 def describe(model: nn.Module, clients: Clients, algorithm: Any, training: Training, personal: Plan) -> str:

@@ -1,6 +1,6 @@
 """The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench | paper | tune`.
 
-Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted.
+Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.table import Table
 
 from fedhb import cli_paper
 from fedhb.engine import memory
-from fedhb.errors import DivergedError, InputError
+from fedhb.errors import InputError, Stopped
 from fedhb.settings import ALGORITHMS, Settings, read_toml
 from fedhb.values import did_you_mean
 
@@ -44,6 +45,11 @@ SetOption = Annotated[
     typer.Option(
         "--set", metavar="TABLE.KEY=VALUE", help="an algorithm's or the model's own setting, such as niw.kl_weight=0.001"
     ),
+]
+
+ModelOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="PKG.MOD:FACTORY", help="the factory of the run's model, where that is code of your own: it is run"),
 ]
 
 
@@ -148,14 +154,14 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, or of a personalised model")],
     inputs: Annotated[Path, typer.Argument(metavar="INPUT.npy", help="inputs [n, ...] in the units of the training data")],
     out: Annotated[Optional[Path], typer.Option(help="where to write [INPUT.predictions.npz]")] = None,  # noqa: UP045
+    model: ModelOption = None,
 ) -> None:
     """Predict with a global posterior or a personalised model: probabilities and entropy (regression: mean and deviation)."""
     import numpy as np
 
     from fedhb.api import load
 
-    model = load(run)
-    prediction = model.predict(read_npy(inputs))
+    prediction = load(run, model).predict(read_npy(inputs))
     target = out or inputs.with_suffix(".predictions.npz")
     if prediction.ndim == 2:
         entropy = -(prediction * np.log(np.clip(prediction, 1e-38, None))).sum(1)
@@ -176,6 +182,7 @@ def personalise(
     out: Annotated[Optional[Path], typer.Option(help="folder of the personalised model [RUN/personalised/NAME]")] = None,  # noqa: UP045
     epochs: Annotated[Optional[int], typer.Option(help="epochs [as in the run]")] = None,  # noqa: UP045
     lr: Annotated[Optional[float], typer.Option(help="learning rate [as in the run]")] = None,  # noqa: UP045
+    model: ModelOption = None,
 ) -> None:
     """Adapt the global posterior to your own data; the result is a folder that `fedhb predict` takes."""
     import torch
@@ -185,24 +192,24 @@ def personalise(
     from fedhb.data import read_npz
     from fedhb.run import Run
 
-    model = load(run)
-    if not isinstance(model, Run):
+    trained = load(run, model)
+    if not isinstance(trained, Run):
         raise InputError(f"{run} is a personalised model already: give the folder of the run it came from")
     mine = read_npz(data, test_share=0.0)
     folder = out or run / "personalised" / data.stem
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty: choose another --out")
-    personal = model.personalise(mine.train.x, mine.train.y, epochs=epochs, lr=lr)
+    personal = trained.personalise(mine.train.x, mine.train.y, epochs=epochs, lr=lr)
     save_personal(folder, run, personal)
     console.print(f"personalised on {len(mine.train)} examples; the model is in {folder}", highlight=False)
     if len(mine.test):
-        y, likelihood = targets(mine.test.y), model.problem.likelihood
+        y, likelihood = targets(mine.test.y), trained.problem.likelihood
         table = Table(
             "",
-            *likelihood.metrics(torch.from_numpy(model.predict(mine.test.x)), y),
+            *likelihood.metrics(torch.from_numpy(trained.predict(mine.test.x)), y),
             title=f"on your {len(mine.test)} test examples",
         )
-        for label, predictor in (("global", model), ("personalised", personal)):
+        for label, predictor in (("global", trained), ("personalised", personal)):
             metrics = likelihood.metrics(torch.from_numpy(predictor.predict(mine.test.x)), y)
             table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
         console.print(table)
@@ -357,6 +364,13 @@ def read_npy(path: Path) -> Any:
 def main() -> None:
     """Run the command line with its exit codes."""
     memory.keep()
+    terminated: list[int] = []
+
+    def terminate(number: int, frame: Any) -> None:
+        terminated.append(number)
+        raise KeyboardInterrupt  # as Ctrl-C: the last whole round is kept
+
+    signal.signal(signal.SIGTERM, terminate)
     # Wide tables should not be folded into a log's 80 columns.
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         console.width = 160
@@ -365,8 +379,21 @@ def main() -> None:
     except InputError as error:
         errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
-    except DivergedError as error:
+    except Stopped as error:
         errors.print(f"[bold red]failed:[/bold red] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        errors.print(
+            f"[bold red]failed:[/bold red] {escape(what)}. Make room or mend it; a run goes on with --resume from its last "
+            "checkpoint, which is intact",
+            soft_wrap=True,
+        )
+        sys.exit(1)
+    except MemoryError:
+        errors.print(
+            "[bold red]failed:[/bold red] out of memory: use fewer workers, a smaller model or less data", soft_wrap=True
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(143 if terminated else 130)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -55,18 +56,21 @@ class Job:
     constants: Arrays
 
     def finished(self, folder: RunFolder) -> bool:
-        """Whether the folder holds this run with its result; without its last checkpoint it is finished again."""
-        if not (folder.path / "result.json").exists():
+        """Whether the folder holds this run with its result; without its last checkpoint, or with a damaged result, it is
+        finished again."""
+        try:
+            folder.result()
+        except InputError:
             return False
-        kept = checkpoint.load(folder.checkpoints, self.fingerprint)
+        kept = checkpoint.load(folder.checkpoints, self.fingerprint, folder.records_until)
         return kept is not None and kept[0].done == self.training.rounds
 
 
 def claim(out: str | os.PathLike[str] | None, resume: bool) -> RunFolder | None:
     """The run's folder; one that holds a run is refused unless that is resumed."""
     folder = RunFolder(out) if out is not None else None
-    if folder is not None and folder.holds_run and not resume:
-        raise InputError(f"{folder.path} already holds a run: resume it (--resume), or choose another --out")
+    if folder is not None and not resume:
+        folder.refuse_run()
     return folder
 
 
@@ -98,10 +102,12 @@ def conduct(
         callbacks: told of every round.
     """
     state = None
-    with one_thread(), folder.locked() if folder is not None else contextlib.nullcontext():
+    with one_thread(), folder.locked(new=not resume) if folder is not None else contextlib.nullcontext():
         if folder is not None and resume:
-            loaded = checkpoint.load(folder.checkpoints, job.fingerprint)
+            loaded = checkpoint.load(folder.checkpoints, job.fingerprint, folder.records_until)
             state = loaded[0] if loaded is not None else None
+            if state is not None and not folder.records.exists():
+                warnings.warn(f"{folder.records} is missing: the records of rounds 1 to {state.done} are lost", stacklevel=2)
             if folder.holds_run:
                 folder.keep_rounds(state.done if state is not None else 0)
         if state is None:
@@ -122,7 +128,7 @@ def conduct(
             seconds = {"train": state.seconds, "evaluate": time.perf_counter() - begun}
             result.result = summary(result, found, about, seconds) | {"executor": dict(executor.chosen)}
             if folder is not None:
-                folder.write("result.json", as_json(result.result))
+                folder.write_result(as_json(result.result))
                 result.records = folder.rounds()
         finally:
             executor.close()

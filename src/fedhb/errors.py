@@ -1,9 +1,17 @@
-"""The two ways a run can end early. Each message names the value at fault and the remedy."""
+"""The ways a run can end early. Each message names the value at fault and the remedy."""
 
 
 class InputError(ValueError):
     """Something the user gave is wrong: a setting, a file, a folder. The command line exits with code 2."""
 
 
-class DivergedError(RuntimeError):
-    """Training produced numbers that are not finite. The command line exits with code 1; the last checkpoint is good."""
+class Stopped(RuntimeError):
+    """A run cannot go on. The command line exits with code 1; the last checkpoint is good."""
+
+
+class DivergedError(Stopped):
+    """Training produced numbers that are not finite."""
+
+
+class WorkersError(Stopped):
+    """No process is left that could train."""

@@ -176,6 +176,9 @@ class Settings:
         return "\n".join(lines) + "\n"
 
 
+MOST_TOML = 2**20
+"""The largest settings file that is read."""
+
 TRAINING = ("lr", "momentum", "personal_lr", "personal_epochs")
 """The settings of a run that an algorithm may have values of its own for, in its `training`."""
 
@@ -203,10 +206,18 @@ def training_values(algorithm: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A settings file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MOST_TOML + 1)
+        if len(content) > MOST_TOML:
+            raise InputError(f"{path} has more than {MOST_TOML} bytes: a settings file is shorter")
+        return tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
     except OSError as error:
         raise InputError(f"cannot read the settings file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise InputError(f"{path} is not a TOML file of settings: it is nested too deep") from None
+    except InputError:
+        raise
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise InputError(f"{path} is not a TOML file: {error}") from None
 
 
@@ -232,7 +243,7 @@ def _value(text: str) -> Any:
     """A value from the command line: a TOML value where it is one, else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import random
 import re
-import signal
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import assert_same, fit, fork
 
 import fedhb
 from builders import Wrapped, clients, mlp, same_bits
@@ -26,31 +22,6 @@ from fedhb.errors import InputError
 from fedhb.likelihood import GaussianRegression
 
 ROUNDS = 6
-fork = multiprocessing.get_context("fork")
-
-
-class After:
-    """Does something after each round."""
-
-    def __init__(self, action: Callable[[int], Any]):
-        self.action = action
-
-    def on_start(self, done: int, rounds: int) -> None:
-        pass
-
-    def on_round(self, record: dict[str, Any], state: Any) -> None:
-        self.action(state.done)
-
-    def on_end(self) -> None:
-        pass
-
-
-def fit(out: Path | None, after: Callable[[int], Any] = lambda done: None, **options: Any) -> Any:
-    """A run whose clients remember, so that every kind of file is there."""
-    chosen = {"rounds": ROUNDS, "fraction": 0.5, "batch_size": 4, "seed": 3, "checkpoint_every": 2}
-    chosen |= {"evaluate_on": None, "progress": False}
-    chosen |= {"model": mlp(torch.float32), "clients": clients(), "algorithm": fedhb.NIW(begin="last"), "resume": True}
-    return fedhb.fit(out=out, callbacks=[After(after)], **(chosen | options))
 
 
 def stopped(out: Path, at: int = 5, **options: Any) -> Path:
@@ -68,21 +39,6 @@ def stopped(out: Path, at: int = 5, **options: Any) -> Path:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Any:
     return fit(tmp_path_factory.mktemp("whole") / "run")
-
-
-def memories(run: Any) -> dict[str, torch.Tensor]:
-    found = {f"{i}.{key}": value for i, memory in run.state.store.memories.items() for key, value in memory.items()}
-    return dict(sorted(found.items()))
-
-
-def assert_same(run: Any, whole: Any, out: Path) -> None:
-    assert same_bits(run.state.server, whole.state.server) and same_bits(memories(run), memories(whole))
-    assert run.state.traffic == whole.state.traffic and run.state.client_rounds == whole.state.client_rounds
-    kept = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    ours = [{k: v for k, v in record.items() if k != "seconds"} for record in kept]
-    assert ours == [{k: v for k, v in record.items() if k != "seconds"} for record in whole.records]
-    loaded = fedhb.load(out, model=mlp(torch.float32))
-    assert same_bits(loaded.state.server, whole.state.server) and same_bits(memories(loaded), memories(whole))
 
 
 # ---- damaged files
@@ -229,11 +185,11 @@ def test_files_no_longer_needed_are_removed(tmp_path):
     fit(out, checkpoint_every=1)
     names = {p.relative_to(out / "checkpoint").as_posix() for p in (out / "checkpoint").rglob("*") if p.is_file()}
     kept = {"round-000005", "round-000006"}
-    assert {n for n in names if n.endswith(".json")} == {f"{n}.json" for n in kept}
+    assert {n for n in names if n.endswith(".json")} == {f"{n}.json" for n in kept} | {"result.json"}
     needed = set()
     for name in kept:
         needed |= json.loads((out / "checkpoint" / f"{name}.json").read_text())["sha256"].keys()
-    assert names - {f"{n}.json" for n in kept} == needed
+    assert names - {f"{n}.json" for n in kept} - {"result.json"} == needed
     assert sum(n.startswith("constants-") for n in names) == 1
     # clients that did not take part in the last rounds keep the file of their own last round
     assert len({n[-18:] for n in names if n.startswith("memory/")}) > 2
@@ -293,64 +249,6 @@ def test_another_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(InputError, match="has format 99"):
         fit(out)
-
-
-# ---- the process dies
-
-
-def dies_at(out: Path, count: int) -> bool:
-    """Whether a run in a process that is killed at its `count`-th file operation did not reach its end before."""
-
-    def work() -> None:
-        left = count
-
-        def counted(operation: Any) -> Any:
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return operation(*args, **kwargs)
-
-            return wrapper
-
-        for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (RunFolder, "append_round")):
-            setattr(owner, name, counted(getattr(owner, name)))
-        fit(out, checkpoint_every=1, rounds=3)
-
-    process = fork.Process(target=work)
-    process.start()
-    process.join()
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
-
-
-def test_killed_before_any_file_operation(tmp_path):
-    """Between any two of them the folder is in order: resuming gives the numbers of an undisturbed run."""
-    whole = fit(tmp_path / "whole", checkpoint_every=1, rounds=3)
-    count = 1
-    while dies_at(tmp_path / str(count), count):
-        assert_same(fit(tmp_path / str(count), checkpoint_every=1, rounds=3), whole, tmp_path / str(count))
-        count += 2
-    assert count > 40
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_killed_or_interrupted_at_random_moments(how, tmp_path):
-    options = {"checkpoint_every": 2, "rounds": 300}
-    whole = fit(tmp_path / "whole", **options)
-    out, rng = tmp_path / "run", random.Random(0)
-    for _ in range(8):
-        rounds_of_child = fork.Semaphore(0)
-        process = fork.Process(target=fit, args=(out, lambda done: rounds_of_child.release()), kwargs=options)  # noqa: B023
-        process.start()
-        for _ in range(rng.randint(1, 5)):
-            assert rounds_of_child.acquire(timeout=30)
-        time.sleep(rng.uniform(0, 0.02))
-        os.kill(process.pid, how)
-        process.join()
-        assert process.exitcode != 0
-    assert_same(fit(out, **options), whole, out)
 
 
 # ---- two at once

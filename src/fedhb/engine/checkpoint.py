@@ -3,8 +3,8 @@
     checkpoint/constants-FINGERPRINT.safetensors   the initial network, once
     checkpoint/round-000100.safetensors            the server's arrays
     checkpoint/memory/000012-000100.safetensors    what client 12 remembered at round 100 (only where clients remember)
-    checkpoint/round-000100.json                   the manifest, written last: round, totals, the hash of every file above
-                                                   and of itself
+    checkpoint/round-000100.json                   the manifest, written last: round, totals, the hash of every file above,
+                                                   of the records of the rounds so far, and of itself
 
 A checkpoint exists once its manifest does. The last two are kept, so that a damaged one falls back to the one before.
 """
@@ -12,8 +12,9 @@ A checkpoint exists once its manifest does. The last two are kept, so that a dam
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,26 @@ import safetensors.torch
 from torch import Tensor
 
 from fedhb.engine.executor import Traffic
-from fedhb.engine.folder import as_json, write_atomically
+from fedhb.engine.folder import sealed, unsealed, write_atomically
 from fedhb.engine.loop import State
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
 
 KEPT = 2
 FORMAT = 1
+NAMES = re.compile(r"(constants-\w+|round-\d+|memory/\d+-\d+)\.safetensors")
+"""The files of a checkpoint: a manifest from elsewhere must not name others."""
+
+MOST_BYTES = 2**36
+"""The largest file of arrays that is believed; one that is read needs as much memory as it has bytes, twice."""
 
 
 class Damaged(Exception):
     """A checkpoint that cannot be used, and why."""
 
 
-def save(folder: Path, state: State, constants: dict[str, Tensor], fingerprint: str) -> None:
-    """Write a checkpoint of `state`, then remove those no longer needed."""
+def save(folder: Path, state: State, constants: dict[str, Tensor], fingerprint: str, records: str = "") -> None:
+    """Write a checkpoint of `state`, then remove those no longer needed; `records` is the hash of the rounds' records."""
     name = f"round-{state.done:06d}"
     constants_name = f"constants-{fingerprint[:12]}.safetensors"
     files = {constants_name: _write_once(folder / constants_name, constants)}
@@ -57,14 +63,22 @@ def save(folder: Path, state: State, constants: dict[str, Tensor], fingerprint: 
         "constants": constants_name,
         "server": f"{name}.safetensors",
         "memory": {str(client): file for client, (file, _) in state.store.files.items()},
+        "records": records,
         "sha256": files,
     }
-    write_atomically(folder / f"{name}.json", as_json(manifest | {"checksum": _checksum(manifest)}))
+    write_atomically(folder / f"{name}.json", sealed(manifest))
     _remove_old(folder)
 
 
-def load(folder: Path, fingerprint: str | None = None) -> tuple[State, dict[str, Tensor]] | None:
+def load(
+    folder: Path, fingerprint: str | None = None, records: Callable[[int], str | None] = lambda done: None
+) -> tuple[State, dict[str, Tensor]] | None:
     """The newest intact checkpoint and its constants, or None where there is none at all.
+
+    Args:
+        folder: where checkpoints lie.
+        fingerprint: of the run that is to go on; None for any.
+        records: the hash of the records until a round, as they are now; None where they are not asked for, or lost.
 
     Raises:
         InputError: the checkpoint belongs to another configuration, or every one is damaged.
@@ -80,26 +94,44 @@ def load(folder: Path, fingerprint: str | None = None) -> tuple[State, dict[str,
                     f"{folder} is the checkpoint of another configuration (settings, network or data differ): "
                     "resume with the settings it was begun with, or choose another --out"
                 )
+            found = records(manifest["round"])
+            if manifest.get("records") and found is not None and found != manifest["records"]:
+                raise Damaged("rounds.jsonl is not as it was written; delete it to go on without the records it held")
             return _read(folder, manifest)
         except Damaged as error:
             warnings.warn(f"checkpoint {path.name} is damaged ({error}); falling back to the one before", stacklevel=2)
-    raise InputError(f"no intact checkpoint in {folder}: restore one, or start again with another --out")
+            reason = error
+    raise InputError(f"no intact checkpoint in {folder} ({reason}): restore one, or start again with another --out")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest.pop("checksum") != _checksum(manifest):
-            raise Damaged("the manifest does not match its checksum")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        manifest = unsealed(path)
+    except (OSError, ValueError) as error:
         raise Damaged(f"manifest unreadable: {error}") from None
-    if manifest["format"] != FORMAT:
-        raise InputError(f"{path} has format {manifest['format']}, this version reads {FORMAT}: use the version that wrote it")
-    return dict(manifest)
+    if manifest.get("format") != FORMAT:
+        raise InputError(
+            f"{path} has format {manifest.get('format')}, this version reads {FORMAT}: use the version that wrote it"
+        )
+    if not _makes_sense(manifest):  # its checksum is right, but anybody can compute one
+        raise Damaged("the manifest makes no sense")
+    return manifest
 
 
-def _checksum(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _makes_sense(manifest: dict[str, Any]) -> bool:
+    files, memory = manifest.get("sha256"), manifest.get("memory")
+    counts = (manifest.get(key) for key in ("round", "client_rounds", "down_bytes", "up_bytes"))
+    return (
+        isinstance(files, dict)
+        and isinstance(memory, dict)
+        and all(NAMES.fullmatch(name) and isinstance(digest, str) for name, digest in files.items())
+        and all(isinstance(name, str) and name in files for name in (manifest.get("constants"), manifest.get("server")))
+        and all(re.fullmatch(r"-?\d{1,18}", i) and isinstance(f, str) and f in files for i, f in memory.items())
+        and all(type(count) is int and 0 <= count < 2**63 for count in counts)
+        and isinstance(manifest.get("seconds"), float | int)
+        and isinstance(manifest.get("fingerprint"), str)
+        and isinstance(manifest.get("records", ""), str)
+    )
 
 
 def _read(folder: Path, manifest: dict[str, Any]) -> tuple[State, dict[str, Tensor]]:
@@ -137,26 +169,27 @@ def _write_once(path: Path, arrays: dict[str, Tensor]) -> str:
     return digest
 
 
-def read_arrays(path: Path) -> dict[str, Tensor]:
-    """The arrays of a file that no manifest vouches for."""
+def read_arrays(path: Path, digest: str | None = None) -> dict[str, Tensor]:
+    """The arrays of a file outside of checkpoints; `digest` is its hash, where that is known."""
     try:
-        return safetensors.torch.load(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is damaged ({error}): restore it, or make it again") from None
+        return _read_checked(path, digest)
+    except Damaged as error:
+        raise InputError(f"{path} cannot be used ({error}): restore it, or make it again") from None
 
 
-def _read_checked(path: Path, digest: str) -> dict[str, Tensor]:
+def _read_checked(path: Path, digest: str | None) -> dict[str, Tensor]:
     try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise Damaged(f"{path.name} has {size} bytes, at most {MOST_BYTES} are believed")
         content = path.read_bytes()
     except OSError as error:
         raise Damaged(f"{path.name}: {error.strerror}") from None
-    if hashlib.sha256(content).hexdigest() != digest:
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise Damaged(f"{path.name} does not match its checksum")
     try:
         return safetensors.torch.load(content)
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise Damaged(f"{path.name}: {error}") from None
 
 
@@ -170,6 +203,8 @@ def _remove_old(folder: Path) -> None:
             needed |= _read_manifest(path)["sha256"].keys()
         except Damaged:
             continue
-    for path in (*folder.glob("*.safetensors"), *folder.glob("memory/*.safetensors")):
+    left = (*folder.glob("*.safetensors"), *folder.glob("memory/*.safetensors"))
+    torn = (*folder.glob(".*.tmp"), *folder.glob("memory/.*.tmp"))  # of writes that were killed
+    for path in (*left, *torn):
         if path.relative_to(folder).as_posix() not in needed:
             path.unlink(missing_ok=True)

@@ -3,13 +3,14 @@
 OUT/settings.toml            the resolved settings, with versions
 OUT/problem.json             what the network and the federation are, for loading the run elsewhere
 OUT/rounds.jsonl             one line per round
-OUT/result.json              written once, at the end
+OUT/result.json              written once, at the end; its hash is in checkpoint/
 OUT/checkpoint/              see checkpoint.py
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -24,15 +25,28 @@ except ImportError:  # Windows has no advisory locks of this kind; there two run
     fcntl = None  # type: ignore[assignment]
 
 
+RESULT, RESULT_HASH = "result.json", "checkpoint/result.json"
+MOST_JSON = 2**29
+"""The largest JSON file that is believed: a manifest with the memories of a million clients has half of it."""
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """A file with this content, or the file as it was before: temporary file, fsync, rename, fsync of the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk needs the room
+                temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _named(error, path) from error
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -41,9 +55,53 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+def _named(error: OSError, path: Path) -> OSError:
+    """The same error with the file's name: a failed write has none."""
+    return OSError(error.errno, error.strerror or str(error), str(path))
+
+
 def as_json(value: Any) -> bytes:
     """Readable JSON."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def sealed(value: dict[str, Any]) -> bytes:
+    """The same with a checksum of itself, so that no changed byte goes unnoticed."""
+    return as_json(value | {"checksum": _checksum(value)})
+
+
+def unsealed(path: Path, required: bool = True) -> dict[str, Any]:
+    """A JSON file of ours, whose checksum is right.
+
+    Args:
+        path: the file.
+        required: whether a file without a checksum is refused.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what was written.
+    """
+    with path.open("rb") as file:
+        content = file.read(MOST_JSON + 1)
+    if len(content) > MOST_JSON:
+        raise ValueError(f"it has more than {MOST_JSON} bytes")
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is not what fedhb writes")
+    if (required or "checksum" in value) and value.pop("checksum", None) != _checksum(value):
+        raise ValueError("it does not match its checksum")
+    return value
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    return _hash(json.dumps(value, sort_keys=True).encode())
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 class RunFolder:
@@ -52,6 +110,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._lock: IO[bytes] | None = None
+        self._records = hashlib.sha256()
 
     @property
     def checkpoints(self) -> Path:
@@ -83,54 +142,115 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
+    def refuse_run(self) -> None:
+        """Refuse a folder that holds a run: a new one must not be mixed with it."""
+        if self.holds_run:
+            raise InputError(f"{self.path} already holds a run: resume it (--resume), or choose another --out")
+
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """The folder is this process's own for as long as this lasts; who holds it already goes on holding it."""
+    def locked(self, new: bool = False) -> Iterator[None]:
+        """The folder is this process's own for as long as this lasts; who holds it already goes on holding it.
+
+        With `new` it must not hold a run: another process may have begun, and ended, one since that was asked before.
+        """
         if self._lock is not None:
             yield
             return
         self.lock()
         try:
+            if new:
+                self.refuse_run()
             yield
         finally:
             self.unlock()
 
+    @property
+    def records(self) -> Path:
+        """Where the records of the rounds are."""
+        return self.path / "rounds.jsonl"
+
     def append_round(self, record: dict[str, Any]) -> None:
         """One more line in rounds.jsonl."""
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        line = (json.dumps(record) + "\n").encode()
+        try:
+            with self.records.open("ab") as file:
+                file.write(line)
+        except OSError as error:
+            raise _named(error, self.records) from error
+        self._records.update(line)
+
+    def settle_rounds(self) -> str:
+        """The hash of rounds.jsonl as it was written, once it is on the disk: a checkpoint must not know of rounds it lacks."""
+        try:
+            with self.records.open("ab") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _named(error, self.records) from error
+        return self._records.hexdigest()
 
     def rounds(self) -> list[dict[str, Any]]:
         """The records of all rounds; a line cut short by a crash ends the list."""
-        records: list[dict[str, Any]] = []
-        path = self.path / "rounds.jsonl"
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return records
+        return [record for _, record in self._lines()]
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """The lines of rounds.jsonl, as they are and what they say, up to the first that is no record."""
+        try:
+            with self.records.open("rb") as file:
+                for line in file:
+                    record = json.loads(line.decode("utf-8"))
+                    if not line.endswith(b"\n") or not isinstance(record, dict) or type(record.get("round")) is not int:
+                        return
+                    yield line, record
+        except (FileNotFoundError, ValueError, RecursionError):
+            return
+
+    def records_until(self, done: int) -> str | None:
+        """The hash of the records of rounds 1 to `done`; None where there is no file."""
+        digest = hashlib.sha256()
+        if not self.records.exists():
+            return None
+        for line, record in self._lines():
+            if record["round"] <= done:
+                digest.update(line)
+        return digest.hexdigest()
 
     def keep_rounds(self, done: int) -> None:
         """Forget the records after round `done`, which will be run again."""
-        kept = [r for r in self.rounds() if r["round"] <= done]
-        write_atomically(self.path / "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in kept).encode())
+        kept = b"".join(line for line, record in self._lines() if record["round"] <= done)
+        write_atomically(self.records, kept)
+        self._records = hashlib.sha256(kept)
 
     def write(self, name: str, content: bytes) -> None:
         """A file of the run, written whole."""
         write_atomically(self.path / name, content)
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run."""
+    def write_result(self, content: bytes) -> None:
+        """result.json, after its hash: wherever this stops, a result that is not the last one is seen."""
+        self.write(RESULT_HASH, as_json({"sha256": _hash(content)}))
+        self.write(RESULT, content)
+
+    def result(self) -> dict[str, Any]:
+        """What result.json holds, which must be what was written."""
+        record = self.read_json(RESULT)
+        if (self.path / RESULT_HASH).exists() and self.read_json(RESULT_HASH) != {
+            "sha256": _hash((self.path / RESULT).read_bytes())
+        }:
+            raise InputError(
+                f"{self.path / RESULT} is not as it was written: restore it, or resume the run (--resume) to make it anew"
+            )
+        return record
+
+    def read_json(self, name: str, required: bool = False) -> dict[str, Any]:
+        """A JSON file of the run, whose checksum is right; it may lack one unless that is required."""
         path = self.path / name
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            return unsealed(path, required)
         except FileNotFoundError:
             raise InputError(
                 f"{self.path} holds no finished run ({name} is missing): train with --out {self.path} first"
             ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-            raise InputError(f"{path} cannot be read ({error}): restore it or train again in another folder") from None
-        if not isinstance(value, dict):
-            raise InputError(f"{path} is not what fedhb writes: restore it or train again in another folder")
-        return value
+        except (ValueError, OSError) as error:
+            raise InputError(
+                f"{path} cannot be read ({error}): restore it, go on with the run (--resume), which writes it anew, "
+                "or train again in another folder"
+            ) from None

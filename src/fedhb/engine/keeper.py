@@ -56,7 +56,8 @@ class Keeper:
     def _save(self) -> None:
         if self.folder is not None and self._state is not None:
             state, self._state = self._state, None
-            checkpoint.save(self.folder.checkpoints, state, self.constants, self.fingerprint)
+            records = self.folder.settle_rounds()
+            checkpoint.save(self.folder.checkpoints, state, self.constants, self.fingerprint, records)
 
 
 def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients: Clients) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from fedhb.algorithms.base import Algorithm, Arrays, Problem
 from fedhb.clients import Clients
+from fedhb.errors import InputError
 
 
 class ClientStore:
@@ -23,6 +24,9 @@ class ClientStore:
         """The memory [C, ...] of these clients."""
         initial = algorithm.remember(problem, clients)
         ids = clients.ids.tolist()
+        for i in self.memories.keys() & set(ids):
+            if {key: v.shape for key, v in self.memories[i].items()} != {key: v.shape[1:] for key, v in initial.items()}:
+                raise InputError(f"what is stored of client {i}'s memory does not fit the algorithm: restore the checkpoint")
         return {
             key: torch.stack([self.memories[i][key] if i in self.memories else value[k] for k, i in enumerate(ids)])
             for key, value in initial.items()

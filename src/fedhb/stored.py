@@ -1,0 +1,195 @@
+"""problem.json: all that a stored run needs besides arrays. It may come from elsewhere, so nothing in it is believed unchecked.
+
+Reading it runs no code of its choosing: a network by name is one of ours, and a factory of the user's own is imported only where
+the user names it again. What it declares is bounded before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhb import algorithms
+from fedhb.algorithms import Algorithm, Federation, Plan
+from fedhb.algorithms.base import Arrays
+from fedhb.clients import Scaling
+from fedhb.engine.folder import RunFolder
+from fedhb.errors import InputError
+from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
+from fedhb.models import make_model
+from fedhb.run import Run, one_thread
+
+NAME = "problem.json"
+LIKELIHOODS: dict[str, type[Any]] = {"categorical": Categorical, "gaussian": GaussianRegression}
+
+MOST_INPUTS, MOST_COUNT = 2**28, 10_000
+"""Numbers of one example, and the largest whole number among an algorithm's settings: they decide what is allocated."""
+
+_NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A run's description. `model` is how its network is made again, None for a module of the user's own;
+    `files` are the hashes of arrays that no checkpoint vouches for."""
+
+    model: Mapping[str, Any] | None
+    head: str | None
+    batch_norm: str
+    input_shape: tuple[int, ...]
+    scaling: Scaling
+    likelihood: Mapping[str, Any]
+    federation: Federation
+    algorithm: Mapping[str, Any]
+    personal_plan: Plan
+    seed: int
+    files: Mapping[str, str]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Stored:
+        """The description in this folder."""
+        record = folder.read_json(NAME, required=True)
+        try:
+            return cls._parse(record)
+        except _NONSENSE as error:
+            raise InputError(
+                f"{folder.path / NAME} makes no sense ({error}): restore it, or train again in another folder"
+            ) from None
+
+    @classmethod
+    def _parse(cls, record: Mapping[str, Any]) -> Stored:
+        shape, federation, plan, model = (record[key] for key in ("input_shape", "federation", "personal_plan", "model"))
+        _check("input_shape", isinstance(shape, list) and all(_whole(n, 1) for n in shape) and math.prod(shape) <= MOST_INPUTS)
+        classes = federation["num_classes"]
+        _check("federation", _whole(federation["num_clients"], 1) and _whole(federation["num_examples"], 1))
+        _check("num_classes", classes is None or _whole(classes, 1))
+        _check("epochs", _whole(plan["epochs"], 1) and _whole(plan["batch_size"], 1))
+        _check("lr", 0 < plan["lr"] < math.inf and 0 <= plan["momentum"] < 1 and plan["train_head"] in (True, False))
+        _check("head", record["head"] is None or isinstance(record["head"], str))
+        _check("batch_norm", record["batch_norm"] in ("running", "batch"))
+        _check("seed", _whole(record["seed"], 0))
+        _check("model", model is None or (isinstance(model["name"], str) and isinstance(model["options"], dict)))
+        _check("num_outputs", model is None or _whole(model["num_outputs"], 1))
+        settings = record["algorithm"]["settings"]
+        _check("algorithm", isinstance(record["algorithm"]["name"], str) and isinstance(settings, dict))
+        for key, value in settings.items():
+            _check(key, isinstance(value, bool | str | float) or _whole(value, -MOST_COUNT, MOST_COUNT))
+        mean, std = (torch.tensor(record["scaling"][key], dtype=torch.float32) for key in ("mean", "std"))
+        _check("scaling", bool(torch.isfinite(mean).all() and torch.isfinite(std).all() and (std > 0).all()))
+        files = record.get("files", {})
+        _check("files", isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values()))
+        return cls(
+            model=model,
+            head=record["head"],
+            batch_norm=record["batch_norm"],
+            input_shape=tuple(shape),
+            scaling=Scaling(mean, std),
+            likelihood={"kind": str(record["likelihood"]["kind"]), "settings": dict(record["likelihood"]["settings"])},
+            federation=Federation(federation["num_clients"], federation["num_examples"], classes),
+            algorithm={"name": record["algorithm"]["name"], "settings": settings},
+            personal_plan=Plan(**plan),
+            seed=record["seed"],
+            files=files,
+        )
+
+    def make_model(self, folder: RunFolder, named: str | None, constants: Arrays) -> nn.Module:
+        """The run's network from its name. A factory of the user's own is code: it runs only where the user names it."""
+        if self.model is None:
+            raise InputError(f"{folder.path} was trained with a module of your own: give it, load(path, model=...)")
+        name, outputs, options = self.model["name"], self.model["num_outputs"], self.model["options"]
+        if named is not None and named != name:
+            raise InputError(
+                f"{folder.path} was trained with model {name!r}, not with {named!r}: give the one it was trained with"
+            )
+        if ":" in name and named is None:
+            raise InputError(
+                f"{folder.path} was trained with {name!r}, which is code of your own: to run it, name it again, "
+                f"load(path, model={name!r}) or --model {name}"
+            )
+        if ":" not in name:
+            with torch.device("meta"):  # nothing is allocated: what is declared must be what is stored
+                declared = sum(p.numel() for p in make_model(name, self.input_shape, outputs, options).parameters())
+            stored = sum(constants[key].numel() for key in constants)
+            if declared > stored:
+                raise InputError(f"{folder.path / NAME} declares {declared} weights, but {stored} are stored: restore it")
+        return make_model(name, self.input_shape, outputs, options)
+
+    def make_algorithm(self, folder: RunFolder, given: Algorithm | None) -> Algorithm:
+        """The run's algorithm with its settings."""
+        name = self.algorithm["name"]
+        if given is not None:
+            if given.name != name:
+                raise InputError(
+                    f"{folder.path} was trained with {name!r}, not with {given.name!r}: give the algorithm it was trained with"
+                )
+            return given
+        if name not in algorithms.ALGORITHMS:
+            raise InputError(f"{folder.path} was trained with {name!r}, which is your own: give load(path, algorithm=...)")
+        made: Algorithm = algorithms.build(name, self.algorithm["settings"])
+        return made
+
+    def make_likelihood(self, folder: RunFolder, given: Likelihood | None) -> Likelihood:
+        """The run's likelihood."""
+        if given is not None:
+            return given
+        if self.likelihood["kind"] not in LIKELIHOODS:
+            raise InputError(f"{folder.path} was trained with a likelihood of your own: give it, load(path, likelihood=...)")
+        try:
+            made: Likelihood = LIKELIHOODS[self.likelihood["kind"]](**self.likelihood["settings"])
+            return made
+        except _NONSENSE as error:
+            raise InputError(f"{folder.path / NAME}: no such likelihood ({error}): restore it") from None
+
+
+def problem_record(run: Run, head: str | None, batch_norm: str, rebuild: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What problem.json holds of a run."""
+    likelihood: Any = run.problem.likelihood
+    kind = next((name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls), "own")
+    federation, scaling, algorithm = run.problem.federation, run.problem.network.scaling, run.algorithm
+    return {
+        "model": dict(rebuild) if rebuild else None,
+        "head": head,
+        "batch_norm": batch_norm,
+        "input_shape": list(run.input_shape),
+        "scaling": {"mean": scaling.mean.tolist(), "std": scaling.std.tolist()},
+        "likelihood": {"kind": kind, "settings": asdict(likelihood) if kind != "own" else {}},
+        "federation": {
+            "num_clients": federation.num_clients,
+            "num_examples": federation.num_examples,
+            "num_classes": federation.num_classes,
+        },
+        "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},  # type: ignore[call-overload]
+        "personal_plan": asdict(run.personal_plan),
+        "seed": run.seed,
+    }
+
+
+def try_out(folder: RunFolder, arrays: Sequence[Arrays], predict: Callable[[Tensor], Tensor], shape: Sequence[int]) -> None:
+    """Refuse stored arrays that are not finite, or that two inputs of zeros cannot be predicted with."""
+    for key, value in ((key, value) for part in arrays for key, value in part.items()):
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise InputError(f"{folder.path}: the stored {key!r} holds NaN or infinity: restore it, or train again")
+    try:
+        with one_thread():
+            found = predict(torch.zeros(2, *shape))
+    except InputError:
+        raise
+    except _NONSENSE as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{folder.path}: its arrays do not fit its network ({reason}): restore it, or train again") from None
+    if not torch.isfinite(found).all():
+        raise InputError(f"{folder.path}: it predicts NaN or infinity: restore it, or train again")
+
+
+def _check(what: str, right: bool) -> None:
+    if not right:
+        raise ValueError(f"its {what!r}")
+
+
+def _whole(value: Any, least: int, most: int = 2**53) -> bool:
+    return type(value) is int and least <= value <= most
