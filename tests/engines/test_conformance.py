@@ -522,21 +522,7 @@ def test_a_worker_that_dies_is_replaced_by_the_others(processes, caplog):
         results_.append((server, store.memories))
     (one, memory), (two, memory_two) = results_
     assert same_bits(one, two) and all(same_bits(memory[client], memory_two[client]) for client in memory)
-    assert "a worker process died (exit code -9)" in caplog.text
-
-
-def test_all_workers_dead_is_an_error(processes):
-    algorithm, who, prob = CASES["fedavg-full"], clients(), problem()
-    executor = Workers(prob, algorithm, who, ClientStore(), 2, chunk=1)
-    server = algorithm.start(prob, RNG)
-    try:
-        executor.run(server, range(len(who)), plan(algorithm), RNG)
-        for worker in executor._workers:
-            os.kill(worker.process.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="all worker processes died"):
-            executor.run(server, range(len(who)), plan(algorithm), RNG)
-    finally:
-        executor.close()
+    assert "a worker process died (exit code -9" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["niw-last", "mixture-three", "fedbe-body", "pfedbayes-full"])

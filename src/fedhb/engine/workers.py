@@ -1,21 +1,27 @@
 """The cohort on several worker processes: each trains one chunk of clients after another and gives back its sums.
 
 The workers are forked with the problem and the clients' data. The server's arrays go down and sums come back through memory that
-is shared; the memories of clients that have any go through the pipe. A worker that dies takes nothing along: its chunk is trained
-again by another one.
+is shared; the memories of clients that have any go through the pipe. A worker that dies, hangs or runs out of memory takes
+nothing along: its chunk is trained again by another one, and from the next round on a new one stands in for it. Workers end with
+the process that forked them, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import multiprocessing
 import os
+import signal
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,19 +33,37 @@ from fedhb.engine.executor import InProcess, Sums, chunk_size, deal, fold
 from fedhb.engine.memory import keep
 from fedhb.engine.shelf import Label, Shelf
 from fedhb.engine.store import ClientStore
-from fedhb.errors import DivergedError, InputError
+from fedhb.errors import DivergedError, InputError, WorkersError
 from fedhb.seeding import Randomness
 
 log = logging.getLogger(__name__)
 
 
+PATIENCE = 60.0
+"""Seconds without any work done after which a worker counts as hung; a chunk is given more if others took long."""
+
+SLOWER = 20
+"""A chunk that takes this many times as long as the longest before it is not slow but stuck."""
+
+LOOK = 2.0
+"""Seconds between two looks at the workers."""
+
+NO_MEMORY = 77
+"""The exit code of a worker that could not allocate memory."""
+
+ENDS = {NO_MEMORY: "out of memory", -signal.SIGKILL: "killed; by the system, if memory is short"}
+
+
 @dataclass
 class Worker:
-    """A process, the pipe to it, and the shelf that it puts its sums on."""
+    """A process, the pipe to it, and the shelf that it puts its sums on; `work` is the processor time it had used at `since`."""
 
     process: BaseProcess
     pipe: Connection
     sums: Shelf
+    begun: float = 0.0
+    since: float = 0.0
+    work: float = 0.0
 
 
 class Workers:
@@ -60,6 +84,8 @@ class Workers:
         self.chunk = chunk or chunk_size(problem.network)
         self._server: Shelf | None = None
         self._workers: list[Worker] = []
+        self._longest = 0.0
+        self._again = True
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
         """The summed statistics of the clients at these positions, and what was sent."""
@@ -68,6 +94,7 @@ class Workers:
     def train(self, server: Arrays, chunks: Sequence[Sequence[int]], plan: Plan, rng: Randomness) -> Iterator[Sums]:
         """The sums of the chunks, in their order, each as soon as it and those before it are there."""
         labels = self._show(server)
+        self._again = True
         waiting = list(range(len(chunks)))[::-1]
         busy: dict[Connection, tuple[Worker, int]] = {}
         done: dict[int, Sums] = {}
@@ -78,7 +105,7 @@ class Workers:
                     worker, k = free.pop(), waiting.pop()
                     busy[worker.pipe] = worker, k
                     self._send(worker, (labels, chunks[k], self._memories(chunks[k]), plan, rng))
-                for pipe in wait(list(busy)):
+                for pipe in wait(list(busy), timeout=LOOK):
                     assert isinstance(pipe, Connection)
                     worker, k = busy.pop(pipe)
                     sums = self._receive(worker)
@@ -87,6 +114,11 @@ class Workers:
                         self._bury(worker)
                     else:
                         done[k] = sums
+                        self._longest = max(self._longest, time.monotonic() - worker.begun)
+                for worker, _ in busy.values():
+                    if self._hangs(worker):
+                        log.warning("a worker process does not go on: it is stopped")
+                        worker.process.kill()  # and found dead at the next look
             yield done.pop(next_)
 
     def _show(self, server: Arrays) -> list[Label]:
@@ -94,9 +126,33 @@ class Workers:
         if self._server is None or shelf.size(server) > self._server.capacity:
             self.close()
             self._server = Shelf(2 * shelf.size(server))
-            for _ in range(self.count):
-                self._workers.append(self._fork(self._server))
+        self._fill(self._server)
         return self._server.put(server)
+
+    def _fill(self, server: Shelf) -> None:
+        """As many workers as there should be."""
+        while len(self._workers) < self.count:
+            self._workers.append(self._fork(server))
+
+    def _hangs(self, worker: Worker) -> bool:
+        """Whether a busy worker has done nothing for too long, or works on a chunk without end."""
+        now, work = time.monotonic(), used(worker.process.pid)
+        if work != worker.work:
+            worker.work, worker.since = work, now
+        idle = now - worker.since if work >= 0 else 0.0
+        stuck = self._longest > 0 and now - worker.begun > SLOWER * self._longest + PATIENCE
+        return idle > PATIENCE or stuck
+
+    @contextlib.contextmanager
+    def _patient(self, worker: Worker) -> Iterator[None]:
+        """A worker that stops in the middle of a message is killed, which ends the wait for the rest."""
+        timer = threading.Timer(PATIENCE, worker.process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _fork(self, server: Shelf) -> Worker:
         context = multiprocessing.get_context("fork")
@@ -104,7 +160,7 @@ class Workers:
         sums = Shelf(4 * server.capacity)  # float64, and some algorithms sum more than they send
         executor = InProcess(self.problem, self.algorithm, self.clients, ClientStore(), self.chunk)
         others = [ours, *(w.pipe for w in self._workers)]
-        process = context.Process(target=_work, args=(theirs, others, executor, server, sums), daemon=True)
+        process = context.Process(target=_work, args=(os.getpid(), theirs, others, executor, server, sums), daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours, sums)
@@ -114,13 +170,16 @@ class Workers:
         return {i: _pack(self.store.memories[i]) for i in ids if i in self.store.memories}
 
     def _send(self, worker: Worker, task: object) -> None:
-        with contextlib.suppress(OSError):  # it is dead, and found so when its answer is read
+        worker.begun = worker.since = time.monotonic()
+        worker.work = used(worker.process.pid)
+        with contextlib.suppress(OSError), self._patient(worker):  # it is dead, and found so when its answer is read
             worker.pipe.send(task)
 
     def _receive(self, worker: Worker) -> Sums | None:
         """A chunk's sums, or None where the worker has died."""
         try:
-            answer = worker.pipe.recv()
+            with self._patient(worker):
+                answer = worker.pipe.recv()
         except (EOFError, OSError):  # before its answer, or in the middle of it
             return None
         if isinstance(answer, Exception):
@@ -132,22 +191,28 @@ class Workers:
         return found, traffic
 
     def _bury(self, worker: Worker) -> None:
-        """Go on with the others."""
+        """Go on with the others; where none is left, once with new ones."""
         worker.process.join()
+        worker.pipe.close()
         self._workers.remove(worker)
+        code = worker.process.exitcode
+        why = f"exit code {code}" + (f", {ENDS[code]}" if code in ENDS else "")
+        if not self._workers and not self._again:
+            raise WorkersError(f"all worker processes died, the last with {why}: resume the run, with fewer workers")
+        log.warning("a worker process died (%s); the others go on with its clients", why)
         if not self._workers:
-            raise RuntimeError(
-                f"all worker processes died, the last with exit code {worker.process.exitcode} (-9: out of memory?): "
-                "resume the run, with fewer workers"
-            )
-        log.warning("a worker process died (exit code %s); the others go on with its clients", worker.process.exitcode)
+            self._again = False
+            assert self._server is not None
+            self._fill(self._server)
 
     def close(self) -> None:
         """Stop the workers, which hold nothing that is not here."""
         for worker in self._workers:
             worker.pipe.close()
             worker.process.kill()
+        for worker in self._workers:
             worker.process.join()
+            worker.process.close()
         self._workers, self._server = [], None
 
 
@@ -160,15 +225,32 @@ def _unpack(arrays: dict[str, np.ndarray]) -> Arrays:
     return {key: torch.from_numpy(np.asarray(value)) for key, value in arrays.items()}
 
 
-def _work(pipe: Connection, others: Sequence[Connection], executor: InProcess, server: Shelf, sums: Shelf) -> None:
+def used(pid: int | None) -> float:
+    """The processor time that a process has used, in ticks; -1 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return float(int(fields[11]) + int(fields[12]))
+    except (OSError, ValueError, IndexError):
+        return -1.0
+
+
+def _end_with(parent: int) -> None:
+    """Let this process be killed when the one that forked it ends, however that is."""
+    with contextlib.suppress(OSError, AttributeError):  # other systems: `_work` looks from time to time
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _work(parent: int, pipe: Connection, others: Sequence[Connection], executor: InProcess, server: Shelf, sums: Shelf) -> None:
+    _end_with(parent)
     for other in others:  # copies of the parent's ends: a worker must see when the parent closes its own
         other.close()
     torch.set_num_threads(1)
     keep()
-    parent = os.getppid()
     while True:
         try:
-            while not pipe.poll(timeout=2.0):
+            while not pipe.poll(timeout=LOOK):
                 if os.getppid() != parent:
                     return
             labels, share, memories, plan, rng = pipe.recv()
@@ -187,7 +269,9 @@ def _work(pipe: Connection, others: Sequence[Connection], executor: InProcess, s
             return
         except (DivergedError, InputError) as error:
             reply = error
-        except Exception:  # a user's model, likelihood or algorithm: said as it is, not tried again
+        except Exception as error:  # a user's model, likelihood or algorithm: said as it is, not tried again
+            if isinstance(error, MemoryError) or "allocate memory" in str(error):
+                os._exit(NO_MEMORY)  # another worker may find the room
             reply = RuntimeError(f"a worker process failed:\n{traceback.format_exc()}")
         try:
             pipe.send(reply)
