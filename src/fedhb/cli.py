@@ -160,6 +160,7 @@ def predict(
     import numpy as np
 
     from fedhb.api import load
+    from fedhb.data.arrays import read_npy
 
     prediction = load(run, model).predict(read_npy(inputs))
     target = out or inputs.with_suffix(".predictions.npz")
@@ -344,21 +345,6 @@ def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
             cells.append(f"[bold]{text}[/bold]" if value["mean"] == best[task, m] else text)
         table.add_row(row["algorithm"], *cells, f"{row['seconds']:.1f}")
     return table
-
-
-def read_npy(path: Path) -> Any:
-    """An array from a .npy file."""
-    import numpy as np
-
-    try:
-        array = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is not a .npy file of numbers ({error}): write it with numpy.save") from None
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{path} holds several arrays: give one array, written with numpy.save")
-    return array
 
 
 def main() -> None:
