@@ -18,6 +18,9 @@ from fedhb.errors import InputError
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.network import Network, Weights
 
+LEAST_DEVIATION = 1e-12
+"""Of real targets: smaller ones cannot be told from targets that are all the same."""
+
 
 def make_model(name: str, input_shape: Sequence[int], num_outputs: int, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
     """A network by name (mlp, ...) or by `pkg.mod:factory`, which is called as factory(input_shape, num_outputs, **options)."""
@@ -55,7 +58,9 @@ def default_likelihood(clients: Clients, network: Network) -> Likelihood:
 
 def regression(network: Network, clients: Clients, count: int, centre: float, deviation: float) -> GaussianRegression:
     """The likelihood of `count` real targets with this mean and deviation; one output per target means noise of a fixed size."""
-    likelihood = GaussianRegression(count, centre=centre, scale=max(deviation, 1e-12))
+    if 0 < deviation < LEAST_DEVIATION:
+        raise InputError(f"the targets deviate by {deviation:.3g} from their mean: give them in a smaller unit")
+    likelihood = GaussianRegression(count, centre=centre, scale=max(deviation, LEAST_DEVIATION))
     return dataclasses.replace(likelihood, noise=likelihood.scale) if _num_outputs(network, clients) == count else likelihood
 
 

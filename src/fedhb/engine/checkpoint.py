@@ -23,7 +23,7 @@ import safetensors.torch
 from torch import Tensor
 
 from fedhb.engine.executor import Traffic
-from fedhb.engine.folder import sealed, unsealed, write_atomically
+from fedhb.engine.folder import sealed, sync_folder, unsealed, write_atomically
 from fedhb.engine.loop import State
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
@@ -49,7 +49,9 @@ def save(folder: Path, state: State, constants: dict[str, Tensor], fingerprint: 
     files[f"{name}.safetensors"] = write_arrays(folder / f"{name}.safetensors", state.server)
     for client in sorted(state.store.changed):
         file = f"memory/{client:06d}-{state.done:06d}.safetensors"
-        state.store.files[client] = (file, write_arrays(folder / file, state.store.memories[client]))
+        state.store.files[client] = (file, write_arrays(folder / file, state.store.memories[client], settle=False))
+    if state.store.changed:
+        sync_folder(folder / "memory")
     state.store.changed.clear()
     files |= dict(state.store.files.values())
     manifest = {
@@ -154,10 +156,10 @@ def _serialise(arrays: dict[str, Tensor]) -> bytes:
     return safetensors.torch.save({key: value.detach().cpu().contiguous().clone() for key, value in arrays.items()})
 
 
-def write_arrays(path: Path, arrays: dict[str, Tensor]) -> str:
-    """Arrays as one file, written whole; its hash."""
+def write_arrays(path: Path, arrays: dict[str, Tensor], settle: bool = True) -> str:
+    """Arrays as one file, written whole; its hash. `settle` as for `write_atomically`."""
     content = _serialise(arrays)
-    write_atomically(path, content)
+    write_atomically(path, content, settle)
     return hashlib.sha256(content).hexdigest()
 
 

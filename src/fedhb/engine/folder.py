@@ -30,8 +30,11 @@ MOST_JSON = 2**29
 """The largest JSON file that is believed: a manifest with the memories of a million clients has half of it."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """A file with this content, or the file as it was before: temporary file, fsync, rename, fsync of the folder."""
+def write_atomically(path: Path, content: bytes, settle: bool = True) -> None:
+    """A file with this content, or the file as it was before: temporary file, fsync, rename, fsync of the folder.
+
+    Whoever writes many files leaves out the last step (`settle`) and calls `sync_folder` once.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,8 +50,14 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise _named(error, path) from error
+    if settle:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """The names in this folder are on the disk."""
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:

@@ -89,6 +89,15 @@ def run(
                 told.callback(callback.on_end)
 
 
+def check_server(server: Arrays, round_number: int) -> None:
+    """Refuse a state with a number that is not finite: answers may be finite, and their sums, squares or ratios not."""
+    for key, value in server.items():
+        if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():  # one fast pass, as in updates.py
+            raise DivergedError(
+                f"round {round_number}: the server's {key!r} overflows: training diverges; lower the learning rate"
+            )
+
+
 def one_round(
     problem: Problem, algorithm: Algorithm, num_clients: int, training: Training, state: State, executor: Executor
 ) -> dict[str, Any]:
@@ -100,9 +109,7 @@ def one_round(
     positions = cohort(num_clients, training.fraction, rng)
     summary, traffic = executor.run(state.server, positions, plan, rng)
     server = algorithm.aggregate(problem, state.server, summary, rng)
-    for key, value in server.items():
-        if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():  # one fast pass, as in updates.py
-            raise DivergedError(f"round {rng.round}: the server's {key!r} overflows: training diverges; lower the learning rate")
+    check_server(server, rng.round)
     examples = summary["examples"].item()
     record: dict[str, Any] = {
         "round": state.done + 1,
