@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test test-faults soak release-check lint docs bench clean
 help:  ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 17
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,16 @@ demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits and comp
 
 test: $(READY) lint  ## Lint, type checks, and every test
 	$(BIN)/python -m pytest -n 2
+
+test-faults: $(READY)  ## Crashes, full disks, dead workers, damaged files, hostile clients: a part of each (under ten minutes)
+	FEDHB_FAULTS=0.02 $(BIN)/python -m pytest -n 2 -m 'faults or not faults' tests/faults
+
+soak: $(READY)  ## The same with the full numbers of docs/reliability.md (hours)
+	FEDHB_FAULTS=1 $(BIN)/python -m pytest -n 2 -m 'faults or not faults' tests/faults --junit-xml=soak.xml --durations=0
+
+release-check: $(READY)  ## Build source and wheel, install them into a clean environment, use them; versions, licences, advisories
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	$(BIN)/python -m pytest -m release -rs tests/release
 
 lint: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff check .

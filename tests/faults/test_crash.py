@@ -303,6 +303,7 @@ def told_without_traceback(ended: subprocess.CompletedProcess[str], code: int, *
         assert word in said, said
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("limit", [1, 3, 8])
 def test_no_room_for_a_file(limit, tmp_path):
     """Files may have no more than so many blocks: writes fail as on a full disk, and the run goes on once there is room."""
@@ -313,6 +314,7 @@ def test_no_room_for_a_file(limit, tmp_path):
     assert_same(fit(out, **options), whole, out)
 
 
+@pytest.mark.faults
 @needs_mounts
 def test_a_full_disk(tmp_path):
     """A tmpfs of some kilobytes, a little larger each time. What it holds when the run fails is copied out, and goes on."""
@@ -335,6 +337,7 @@ def test_a_full_disk(tmp_path):
     assert failed >= 2
 
 
+@pytest.mark.faults
 @needs_mounts
 def test_a_folder_that_cannot_be_written_to(tmp_path):
     """Nobody writes to it, the super-user neither; a finished run in it can be used."""
@@ -356,6 +359,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
 # ---- two processes, one folder
 
 
+@pytest.mark.faults
 def test_two_processes_that_begin_together(tmp_path):
     """One of them has the folder; the other is refused, and harms nothing."""
     whole = fit(tmp_path / "whole", **LONG)

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from scale import cases
 
+pytestmark = pytest.mark.faults
+
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path

@@ -27,6 +27,8 @@ from fedhb.engine.workers import Workers
 from fedhb.errors import WorkersError
 from fedhb.seeding import Randomness
 
+pytestmark = pytest.mark.faults
+
 HERE = os.getpid()
 
 
