@@ -148,7 +148,7 @@ def fit(
         engine,
         evaluation,
         files,
-        about={"dataset": clients.name, "data": dict(clients.files)},
+        about={"dataset": clients.title or clients.name, "data": dict(clients.files)},
         folder=folder,
         resume=resume,
         checkpoint_every=checkpoint_every,
