@@ -207,3 +207,26 @@ def test_it_is_made_below_the_first_folder_that_can_be_written(tmp_path, monkeyp
     assert files.place_for("cifar-100-c") == tmp_path / "new/cifar-100-c"
     monkeypatch.setenv("FEDHB_DATA", str(file))
     assert files.place_for("cifar-100-c") == tmp_path / "cache/cifar-100-c"
+
+
+def test_the_command_makes_it_and_says_where(here, monkeypatch, capsys):
+    from fedhb import cli
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["fedhb", *words])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, " ".join((printed.out + printed.err).split())
+
+    code, printed = command("data")
+    assert code == 0 and "missing gaussian_noise.npy, shot_noise.npy, impulse_noise.npy, ... (20 files)" in printed
+    assert "run `fedhb data make cifar-100-c`" in printed
+    code, printed = command("data", "make", "mnist")
+    assert code == 2 and "'mnist' cannot be made" in printed
+    code, printed = command("data", "make", "cifar-100-c", "--jobs", "1")
+    assert code == 0 and str(here / "cifar-100-c") in printed and "sha256sum -c SHA256SUMS" in printed
+    assert printed.count(": done") == 19 and f"{19 * COUNT} of {19 * COUNT} images" in printed
+    code, printed = command("data")
+    assert f"{here / 'cifar-100-c'} (regenerated)" in printed
