@@ -3,6 +3,7 @@
 OUT/settings.toml            the resolved settings, with versions
 OUT/problem.json             what the network and the federation are, for loading the run elsewhere
 OUT/rounds.jsonl             one line per round
+OUT/evaluated.jsonl          while it evaluates: the clients that are done
 OUT/result.json              written once, at the end
 OUT/checkpoint/              see checkpoint.py
 """
@@ -22,6 +23,9 @@ try:
     import fcntl
 except ImportError:  # Windows has no advisory locks of this kind; there two runs on one folder are not caught
     fcntl = None  # type: ignore[assignment]
+
+
+EVALUATED = "evaluated.jsonl"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
