@@ -31,7 +31,7 @@ LAYERS = (
     ("experiment", "bench"),
     ("paper",),
     ("tune",),
-    ("cli_paper", "cli", "__main__"),
+    ("cli_data", "cli_paper", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""
 

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -356,3 +357,112 @@ def test_real_mnist():
     held, held_test = counts(rows, mnist.train.y, 10), counts(test_rows, mnist.test.y, 10)
     np.testing.assert_array_equal(held > 0, held_test > 0)
     assert (held > 0).sum(axis=1).mean() == pytest.approx(4.13, abs=0.15)
+
+
+# ---- groups
+
+
+def grouped(images=200, classes=5, known=3, novel=2, seed=0) -> Dataset:
+    """Every image once in each group; x tells group and image."""
+    labels = np.random.default_rng(seed).permutation(np.arange(images) % classes)
+    count = known + novel
+    group, original = np.arange(count).repeat(images), np.tile(np.arange(images), count)
+    x = np.stack([group, original], axis=1).astype(np.uint8)
+    train = Examples(x, np.tile(labels, count), group=group, original=original)
+    names = tuple(f"kind{g}" for g in range(count))
+    return Dataset("toy", train, Examples(x[:0], labels[:0]), classes, groups=names, num_novel=novel)
+
+
+def held(share, k):
+    x, y = share.examples(k)
+    return set(x[:, 0].tolist()), set(x[:, 1].tolist()), y
+
+
+@pytest.mark.parametrize("split", ["image", "group"])
+def test_groups_hold_one_kind_each_and_cover_it(split):
+    toy = grouped()
+    clients, novel = partition.groups(toy, 12, 10, 5, seed=3, split=split)
+    assert len(clients) == 12 and len(novel) == 10 and novel.ids.tolist() == list(range(12, 22))
+    assert clients.names[:5] == ("kind0 0", "kind0 1", "kind0 2", "kind0 3", "kind1 0") and novel.names[-1] == "kind4 4"
+    for who, kinds, each in ((clients, (0, 1, 2), 4), (novel, (3, 4), 5)):
+        for k in range(len(who)):
+            for share in (who.train, who.test):
+                assert held(share, k)[0] == {kinds[k // each]}
+            # shards: test classes are among the training ones
+            assert set(held(who.test, k)[2].tolist()) <= set(held(who.train, k)[2].tolist())
+        rows = torch.cat([who.train.rows, who.test.rows])
+        assert len(rows) == len(rows.unique()) == 200 * len(kinds)
+        if who is clients:  # else five clients share the four test images of a class
+            assert (who.test.sizes == 20 // each).all() and (who.train.sizes == 180 // each).all()
+    # a tenth of every class
+    for g in range(3):
+        tested = np.concatenate([held(clients.test, k)[2].numpy() for k in range(4 * g, 4 * g + 4)])
+        assert (np.bincount(tested) == 4).all()
+
+
+def leaked(clients, novel) -> int:
+    """Test images that some client trains on, in any group."""
+    trained = set().union(*(held(clients.train, k)[1] for k in range(len(clients))))
+    return sum(len(held(who.test, k)[1] & trained) for who in (clients, novel) for k in range(len(who)))
+
+
+def test_no_test_image_is_trained_on_under_another_corruption():
+    clients, novel = partition.groups(grouped(), 12, 10, 5)
+    assert leaked(clients, novel) == 0
+    assert leaked(*partition.groups(grouped(), 12, 10, 5, split="group")) > 50  # as the paper
+
+
+def test_groups_are_reproducible_and_seeds_differ():
+    def rows(seed):
+        clients, novel = partition.groups(grouped(), 12, 10, 5, seed)
+        return [t.tolist() for who in (clients, novel) for t in (who.train.rows, who.test.rows)]
+
+    assert rows(1) == rows(1)
+    assert all(a != b for a, b in zip(rows(1), rows(2), strict=True))
+    clients, novel = partition.groups(grouped(), 12, 0, 5, 1)
+    assert novel is None and clients.train.rows.tolist() == rows(1)[0]
+    # the groups' class matrices differ
+    firsts = [np.bincount(held(clients.train, k)[2].numpy(), minlength=5).tolist() for k in (0, 4, 8)]
+    assert len({str(one) for one in firsts}) > 1
+
+
+def test_groups_are_scaled_by_the_images_that_are_trained_on():
+    clients, novel = partition.groups(grouped(), 12, 10, 5)
+    x = clients.train.x[clients.train.rows].double()
+    assert clients.scaling.mean.double() == pytest.approx(x.mean(0), rel=1e-6)
+    assert (novel.scaling.mean == clients.scaling.mean).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_clients": 10}, "num_clients=10, but there are 3 groups"),
+        ({"novel_clients": 3}, "holdout_clients=3, but there are 2 groups"),
+        ({"split": "none"}, "group_split='none'"),
+    ],
+)
+def test_groups_refuse_what_does_not_divide(arguments, message):
+    with pytest.raises(InputError, match=message):
+        partition.groups(grouped(), **{"num_clients": 12, "novel_clients": 10, "shards_per_client": 5} | arguments)
+    with pytest.raises(InputError, match="no groups"):
+        partition.groups(dataset([0, 1], [0, 1], 2), 2, 0, 1)
+
+
+def test_the_settings_know_the_splits():
+    from fedhb import settings as given
+
+    assert given.SPLITS == partition.SPLITS
+
+
+def test_clients_of_a_grouped_data_set_come_from_its_groups():
+    from fedhb.experiment import make_clients
+    from fedhb.settings import Settings
+
+    chosen = Settings(num_clients=12, holdout_clients=10, shards_per_client=5, max_examples=7, validation=0.2)
+    clients, novel = make_clients(chosen, grouped())
+    assert len(clients) == 12 and len(novel) == 10
+    for who in (clients, novel):
+        assert (who.train.sizes + who.validation.sizes == 7).all()
+    for wrong, message in ({"partition": "iid"}, "iid"), ({"server_share": 0.1}, "server_share"):
+        with pytest.raises(InputError, match=message):
+            make_clients(Settings(**wrong), grouped())

@@ -50,6 +50,7 @@ fields = {
     "algorithm": st.sampled_from(module.ALGORITHMS),
     "partition": st.sampled_from(("", *module.PARTITIONS)),
     "schedule": st.sampled_from(module.SCHEDULES),
+    "group_split": st.sampled_from(module.SPLITS),
     "batch_norm": st.sampled_from(("running", "batch")),
     "evaluate_on": st.just("test"),
     "options": st.dictionaries(

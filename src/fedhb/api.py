@@ -19,10 +19,11 @@ from fedhb.clients import Clients
 from fedhb.conduct import Job, claim, conduct
 from fedhb.engine import checkpoint
 from fedhb.engine.choose import Automatic
-from fedhb.engine.folder import RunFolder, sealed
+from fedhb.engine.folder import EVALUATED, RunFolder, sealed
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Callback, State, Training
 from fedhb.errors import InputError
+from fedhb.evaluation.ledger import Ledger
 from fedhb.likelihood import Likelihood
 from fedhb.models import check_model, default_likelihood
 from fedhb.network import Network
@@ -136,18 +137,21 @@ def fit(
         return Automatic(problem, algorithm, clients, state.store, training=training, done=state.done, workers=workers)
 
     def evaluation(result: Run) -> dict[str, Any]:
-        return {
-            "split": evaluate_on,
-            "known": result.evaluate(clients, evaluate_on) if evaluate_on else None,
-            "novel": result.evaluate(holdout, evaluate_on) if evaluate_on and holdout is not None else None,
-        }
+        def of(who: Clients | None, name: str) -> dict[str, Any] | None:
+            if who is None or not evaluate_on:
+                return None
+            about = (name, job.fingerprint, dataclasses.asdict(personal_plan), result.state.done)
+            ledger = Ledger(folder.path / EVALUATED, about, who, evaluate_on) if folder is not None else None
+            return result.evaluate(who, evaluate_on, ledger=ledger)
+
+        return {"split": evaluate_on, "known": of(clients, "known"), "novel": of(holdout, "novel")}
 
     return conduct(
         job,
         engine,
         evaluation,
         files,
-        about={"dataset": clients.name, "data": dict(clients.files)},
+        about={"dataset": clients.title or clients.name, "data": dict(clients.files)},
         folder=folder,
         resume=resume,
         checkpoint_every=checkpoint_every,

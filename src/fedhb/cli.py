@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedhb import cli_paper
+from fedhb import cli_data, cli_paper
 from fedhb.engine import memory
 from fedhb.errors import InputError, Stopped
 from fedhb.settings import ALGORITHMS, Settings, read_toml
@@ -34,8 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Which data sets are here, what is missing and how to get it.", invoke_without_command=True)
-app.add_typer(data_app, name="data")
 
 console = Console()
 errors = Console(stderr=True, highlight=False)
@@ -263,30 +261,7 @@ def bench(
 
 
 cli_paper.register(app, console, errors)
-
-
-@data_app.callback()
-def data_status(context: typer.Context) -> None:
-    """Which data sets are here, what is missing and how to get it."""
-    if context.invoked_subcommand is not None:
-        return
-    from fedhb.data import status
-
-    table = Table("data set", "here", "where, or how to get it")
-    for entry in status():
-        about = entry.where if entry.present else f"missing {', '.join(entry.missing)}\n{entry.remedy}"
-        table.add_row(entry.name, "yes" if entry.present else "no", about)
-    console.print(table)
-    console.print("your own data: --data FILE.npz with x, y, and optionally client and split", highlight=False)
-
-
-@data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="the data set")]) -> None:
-    """Download a data set into the user's cache folder, with its checksum verified."""
-    from fedhb.data import load
-
-    dataset = load(name, download=True)
-    console.print(f"{name}: {len(dataset.train)} training and {len(dataset.test)} test examples", highlight=False)
+cli_data.register(app, console, errors)
 
 
 def show_result(result: dict[str, Any]) -> None:

@@ -25,9 +25,13 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
     def paper(
         name: Annotated[Text, typer.Argument(metavar="[NAME]", help="a table or figure; without it, the list of them")] = None,
         dataset: Annotated[Words, typer.Option(help="only cells with this data set; may be repeated")] = None,
-        cell: Annotated[Words, typer.Option(help="only this cell; may be repeated")] = None,
+        cell: Annotated[Words, typer.Option(help="only this cell, by its name or parts: s=100,tau=1; may be repeated")] = None,
         algorithms: Annotated[Text, typer.Option(help="only these algorithms or variants, with commas between them")] = None,
         seeds: Annotated[Text, typer.Option(help="these seeds instead of the experiment's own, with commas between them")] = None,
+        width: Annotated[
+            float, typer.Option(help="multiplies the channels of the network; other widths have records of their own")
+        ] = 1,
+        rounds: Annotated[float, typer.Option(help="the share of each cell's rounds; others have records of their own")] = 1,
         jobs: Jobs = 1,
         folder: Annotated[Place, typer.Option(help="the folder of the experiments [experiments, from here upward]")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the tables from the records, run nothing")] = False,
@@ -37,6 +41,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         """Run a table or figure of the paper again: what is not recorded yet; ours beside the printed numbers."""
         from fedhb.paper import engine, experiments
         from fedhb.paper.again import differences, second
+        from fedhb.paper.scale import Scale, parse
 
         place = experiments.find_folder(folder)
         if name is None:
@@ -45,7 +50,12 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         experiment = experiments.load(place, name)
         if seeds:
             experiment = experiment.with_seeds(whole_numbers(seeds))
-        keys = experiments.choose(experiment, dataset or (), cell or (), words(algorithms))
+        asked = dataset or (), cell or (), words(algorithms)
+        scale = Scale(width, rounds)
+        scales = [] if scale.changes else experiment.recorded_scales()
+        shown = experiment.scaled([Scale(), *scales]) if scales else experiment
+        experiment = experiment.scaled([scale]) if scale.changes else experiment
+        keys = experiments.choose(experiment, *asked)
         standing = engine.standing(experiment, keys)
         if again:
             valid = [record for record in standing.records if not record["stale"]]
@@ -59,6 +69,11 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         errors.print(f"{name}: {done}{stale_words(standing)}", highlight=False, markup=False, soft_wrap=True)
         if not show and standing.missing:
             standing = run_all(experiment, keys, jobs, errors)
+        if scales:  # where none is asked for, what is recorded at others is shown beside it
+            others = experiments.choose(shown if seeds else shown.with_recorded_seeds(), *asked)
+            beside = engine.standing(shown, [key for key in others if parse(key["cell"])[1].changes])
+            experiment, keys = shown, [*keys, *(record["key"] for record in beside.records)]
+            standing = engine.standing(experiment, keys)
         console.print(f"[bold]{experiment.title}[/bold]", highlight=False)
         for table in experiment.kind.tables(experiment.settings, chosen_rows(experiment.printed(), keys), standing.records):
             if markdown:
@@ -108,8 +123,9 @@ def overview(folder: Path) -> Table:
             keys = experiments.choose(experiment)
             standing = engine.standing(experiment, keys)
             count = f"{len(keys) - len(standing.missing)} of {len(keys)}{stale_words(standing)}"
+            scales = [", ".join(f"{key} {value:g}" for key, value in s.changes.items()) for s in experiment.recorded_scales()]
             absent = engine.lacking(list(standing.settings.values()), remedies=False)
-            notes = [f"needs {name}: {why}" for name, why in absent.items()]
+            notes = [f"needs {name}: {why}" for name, why in absent.items()] + [f"also recorded: {text}" for text in scales]
         except InputError as error:
             count, notes = "", [str(error)]
         table.add_row(name, "\n".join([experiment.title, *(f"[dim]{note}[/dim]" for note in notes)]), count)
@@ -149,9 +165,16 @@ def run_all(experiment: Any, keys: Any, jobs: int, errors: Console) -> Any:
 
 
 def chosen_rows(printed: list[dict[str, Any]], keys: Any) -> list[dict[str, Any]]:
-    """The printed numbers of these keys' cells and variants; those of variants that we do not run stay where all are shown."""
-    cells, variants = {key.get("cell") for key in keys}, {key.get("variant") for key in keys}
-    return [row for row in printed if row["cell"] in cells and row["algorithm"] in variants]
+    """The printed numbers of these keys' cells, whatever their scale, and variants."""
+    from fedhb.paper.scale import parse
+
+    cells, variants = dict.fromkeys(str(key.get("cell")) for key in keys), {key.get("variant") for key in keys}
+    return [
+        {**row, "cell": cell}
+        for cell in cells
+        for row in printed
+        if row["cell"] == parse(cell)[0] and row["algorithm"] in variants
+    ]
 
 
 def stale_words(standing: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,7 +81,9 @@ class Scaling:
         """Mean and deviation of a pool: per feature for tables [n, f], per channel for images [n, c, h, w], else one of each."""
         axes = {2: (0,), 4: (0, 2, 3)}.get(x.ndim, tuple(range(x.ndim)))
         if x.dtype == np.uint8 and x.ndim == 4:  # count the 256 values instead of converting every pixel
-            counts = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(x.shape[1])])
+            counts = np.zeros((x.shape[1], 256), dtype=np.int64)
+            for part in np.array_split(x, len(x) // 4096 + 1):  # which it makes eight times as large
+                counts += [np.bincount(part[:, c].ravel(), minlength=256) for c in range(x.shape[1])]
             values = np.arange(256.0)
             mean = counts @ values / counts.sum(1)
             std = np.sqrt(counts @ values**2 / counts.sum(1) - mean**2)
@@ -124,6 +127,7 @@ class Clients:
         augment: "crop-flip" for the random crop (padding 4) and flip of CIFAR images, or None.
         server_inputs: unlabelled inputs that the server holds [n, ...], or None.
         name: the data set's name.
+        title: as results call it, where that is not its name.
         files: hash of every file that was read.
     """
 
@@ -137,6 +141,7 @@ class Clients:
     augment: str | None = None
     server_inputs: Tensor | None = None
     name: str = "arrays"
+    title: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -209,9 +214,30 @@ class Clients:
             test=test,
             num_classes=classes,
             scaling=Scaling.fit(dataset.train.x),
-            augment="crop-flip" if dataset.name in AUGMENTED and dataset.train.x.ndim == 4 else None,
-            name=dataset.name,
-            files=dataset.files,
+            **_about(dataset),
+        )
+
+    @classmethod
+    def from_pool(
+        cls,
+        dataset: Dataset,
+        train_rows: Sequence[np.ndarray],
+        test_rows: Sequence[np.ndarray],
+        scaled_by: np.ndarray,
+        names: Sequence[str],
+    ) -> Clients:
+        """Clients whose training and test examples all lie in `dataset.train`; inputs are scaled by these rows of it."""
+        x, y = dataset.train.x, dataset.train.y
+        check_finite(x, "inputs")
+        pool = torch.from_numpy(x), targets(y)
+        return cls(
+            ids=torch.arange(len(train_rows)),
+            train=Share.of(*pool, train_rows),
+            test=Share.of(*pool, test_rows),
+            names=tuple(names),
+            num_classes=check_labels(y, None, dataset.num_classes),
+            scaling=Scaling.fit(x[np.sort(scaled_by)]),
+            **_about(dataset),
         )
 
     def __len__(self) -> int:
@@ -280,6 +306,11 @@ class Clients:
             kept.append(np.sort(rows[order[count:]]))
         x, y = self.train.x, self.train.y
         return replace(self, train=Share.of(x, y, kept), validation=Share.of(x, y, held))
+
+
+def _about(dataset: Dataset) -> dict[str, Any]:
+    augment = "crop-flip" if dataset.name in AUGMENTED and dataset.train.x.ndim == 4 else None
+    return {"augment": augment, "name": dataset.name, "title": dataset.title, "files": dataset.files}
 
 
 def targets(y: np.ndarray) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.engine import checkpoint
-from fedhb.engine.folder import RunFolder, as_json
+from fedhb.engine.folder import EVALUATED, RunFolder, as_json
 from fedhb.engine.keeper import Keeper
 from fedhb.engine.loop import Callback, Executor, State, Training, run
 from fedhb.errors import InputError
@@ -129,6 +129,7 @@ def conduct(
             result.result = summary(result, found, about, seconds) | {"executor": dict(executor.chosen)}
             if folder is not None:
                 folder.write_result(as_json(result.result))
+                (folder.path / EVALUATED).unlink(missing_ok=True)
                 result.records = folder.rounds()
         finally:
             executor.close()

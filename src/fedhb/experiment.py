@@ -29,13 +29,26 @@ from fedhb.settings import Settings
 def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Clients, Clients | None]:
     """The clients that train and, where asked for, novel ones that never do."""
     dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
+    kind = settings.partition or ("natural" if dataset.train.client is not None else "groups" if dataset.groups else "shards")
+    if dataset.groups and (kind != "groups" or settings.server_share):
+        wrong = f"partition={kind!r}" if kind != "groups" else f"server_share={settings.server_share}"
+        raise InputError(f"{wrong}, but {dataset.name} has groups, whose partition holds test examples back: leave it out")
     dataset, server_inputs = withhold(dataset, settings.server_share, settings.seed)
-    kind = settings.partition or ("natural" if dataset.train.client is not None else "shards")
     if not settings.partition and dataset.num_classes is None and kind == "shards":
         raise InputError(
             f"{dataset.name} has real targets and names no clients: give partition='iid', or a `client` array in the file"
         )
-    if kind == "shards":
+    holdout = None
+    if kind == "groups":
+        clients, holdout = partition.groups(
+            dataset,
+            settings.num_clients,
+            settings.holdout_clients,
+            settings.shards_per_client,
+            settings.seed,
+            settings.group_split,
+        )
+    elif kind == "shards":
         clients = partition.shards(dataset, settings.num_clients, settings.shards_per_client, settings.seed)
     elif kind == "dirichlet":
         clients = partition.dirichlet(dataset, settings.num_clients, settings.alpha, settings.seed)
@@ -46,8 +59,8 @@ def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Cl
     clients = replace(clients, server_inputs=server_inputs)
     if settings.max_examples:
         clients = clients.with_at_most(settings.max_examples, settings.seed)
-    holdout = None
-    if settings.holdout_clients:
+        holdout = holdout.with_at_most(settings.max_examples, settings.seed) if holdout else None
+    if settings.holdout_clients and kind != "groups":
         clients, holdout = clients.hold_out(settings.holdout_clients, settings.seed)
     if settings.validation:
         clients = clients.with_validation(settings.validation, settings.seed)

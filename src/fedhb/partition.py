@@ -1,4 +1,4 @@
-"""Who holds which examples: shards, Dirichlet, identically distributed, or as the data say.
+"""Who holds which examples: shards, Dirichlet, identically distributed, by groups, or as the data say.
 
 The `*_rows` functions are pure: labels and a seed in, one array of row numbers per client out, for training and test
 examples alike. A client's test examples follow the same class proportions as its training examples. Every example is
@@ -7,6 +7,7 @@ held by exactly one client. Where there are no test examples at all, the test pa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +19,17 @@ from fedhb.errors import InputError
 Rows = list[np.ndarray]
 """Row numbers, ascending, one array per client."""
 
+SPLITS = ("image", "group")
+"""How a partition by groups holds back test examples."""
+
 MAX_ATTEMPTS = 100
 """How often a random partition that leaves a client without examples is drawn again."""
 
 # Each kind of partition has randomness of its own, so that equal seeds do not couple them.
-_SHARDS, _DIRICHLET, _IID = 0x5A4D, 0xD112, 0x11D0
+_SHARDS, _DIRICHLET, _IID, _GROUPS = 0x5A4D, 0xD112, 0x11D0, 0x6409
+
+TEST_SHARE = 0.1
+"""The share of each class that is held back for testing where a partition by groups splits the examples."""
 
 
 def shards(dataset: Dataset, num_clients: int, shards_per_client: int, seed: int = 0) -> Clients:
@@ -72,6 +79,44 @@ def natural(dataset: Dataset) -> Clients:
         )
     clients = Clients.from_rows(dataset, *natural_rows(train, train[:0] if test is None else test))
     return replace(clients, names=tuple(map(str, np.unique(train).tolist())))
+
+
+def groups(
+    dataset: Dataset, num_clients: int, novel_clients: int, shards_per_client: int, seed: int = 0, split: str = "image"
+) -> tuple[Clients, Clients | None]:
+    """Give every client examples of one kind, such as one corruption; within a kind, deal shards of classes.
+
+    Args:
+        dataset: labelled data of several kinds (`Dataset.groups`); the last `num_novel` of them are held by novel clients alone.
+        num_clients: N, equally many of each training kind.
+        novel_clients: clients that never train, equally many of each other kind; 0 for none.
+        shards_per_client: s.
+        seed: equal seeds give equal partitions.
+        split: "image" or "group", see `group_rows`.
+
+    Returns:
+        The clients that train, and the novel ones.
+    """
+    labels, _ = _labels(dataset, "groups")
+    train = dataset.train
+    if train.group is None or train.original is None:
+        raise InputError(f"data set {dataset.name} has no groups: use the partition shards, dirichlet or iid")
+    numbers, known = range(len(dataset.groups)), len(dataset.groups) - dataset.num_novel
+    of_group = _shared("num_clients", num_clients, numbers[:known])
+    if novel_clients:
+        of_group |= _shared("holdout_clients", novel_clients, numbers[known:])
+    rows, test_rows = group_rows(labels, train.group, train.original, of_group, shards_per_client, seed, split)
+    names = [f"{dataset.groups[g]} {k}" for g, count in of_group.items() for k in range(count)]
+    everyone = Clients.from_pool(dataset, rows, test_rows, np.concatenate(rows[:num_clients]), names)
+    novel = range(num_clients, len(everyone))
+    return everyone.select(range(num_clients)), everyone.select(novel) if novel else None
+
+
+def _shared(name: str, count: int, numbers: range) -> dict[int, int]:
+    """So many clients for each of these groups."""
+    if count % len(numbers):
+        raise InputError(f"{name}={count}, but there are {len(numbers)} groups: give a multiple of {len(numbers)}")
+    return {g: count // len(numbers) for g in numbers}
 
 
 def shard_rows(
@@ -173,6 +218,53 @@ def natural_rows(client: np.ndarray, test_client: np.ndarray) -> tuple[Rows, Row
         _check_both(np.setdiff1d(names, test_names), "training examples but no test examples")
         _check_both(np.setdiff1d(test_names, names), "test examples but no training examples")
     return _gather(holder, len(names)), _gather(test_holder, len(names))
+
+
+def group_rows(
+    labels: np.ndarray,
+    group: np.ndarray,
+    original: np.ndarray,
+    clients_of_group: Mapping[int, int],
+    shards_per_client: int,
+    seed: int = 0,
+    split: str = "image",
+) -> tuple[Rows, Rows]:
+    """Rows of each client, group after group, where a tenth of every class is held back for testing.
+
+    Args:
+        labels: classes of the examples [n].
+        group: the group of each [n].
+        original: what each was made from [n]; copies of one image in several groups have the same number.
+        clients_of_group: how many clients hold the examples of each group.
+        shards_per_client: s.
+        seed: equal seeds give equal partitions.
+        split: "image" holds back the same originals in every group, so that no test image was trained on as another group's
+            copy of it; "group" draws each group's own, as the paper does, and leaks.
+    """
+    if split not in SPLITS:
+        raise InputError(f"group_split={split!r}: choose from {', '.join(SPLITS)}")
+    held_back = np.zeros(len(labels), dtype=bool)
+    if split == "image":
+        _, first, number = np.unique(original, return_index=True, return_inverse=True)
+        held_back = _some_of_each_class(labels[first], np.random.default_rng([_GROUPS, seed]))[number]
+    train_rows, test_rows = [], []
+    for g, count in clients_of_group.items():
+        mine = np.flatnonzero(group == g)
+        if split == "group":
+            held_back[mine] = _some_of_each_class(labels[mine], np.random.default_rng([_GROUPS, seed, g]))
+        train, test = mine[~held_back[mine]], mine[held_back[mine]]
+        own = int(np.random.SeedSequence([_GROUPS, seed, g]).generate_state(1)[0])
+        held, tested = shard_rows(labels[train], labels[test], count, shards_per_client, own)
+        train_rows += [train[rows] for rows in held]
+        test_rows += [test[rows] for rows in tested]
+    return train_rows, test_rows
+
+
+def _some_of_each_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Whether each example [n] is among those held back: TEST_SHARE of its class, drawn at random."""
+    _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    place = _place_in_class(classes, sizes, np.lexsort((rng.random(len(labels)), classes)))
+    return place < np.floor(TEST_SHARE * sizes + 0.5)[classes]
 
 
 def allot(sizes: np.ndarray, total: int) -> np.ndarray:

@@ -43,7 +43,8 @@ ALGORITHMS = (
     "local",
 )
 SCHEDULES = ("step", "constant", "cosine")
-PARTITIONS = ("shards", "dirichlet", "iid", "natural")
+PARTITIONS = ("shards", "dirichlet", "iid", "natural", "groups")
+SPLITS = ("image", "group")
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -57,9 +58,12 @@ class Settings:
     dataset: str = _setting("digits", "a named data set")
     data: str = _setting("", "your own .npz file (x, y, and optionally client and split), instead of a data set")
     algorithm: str = _setting("niw", "the algorithm")
-    partition: str = _setting("", "shards, dirichlet, iid or natural; default: natural where the data names clients, else shards")
+    partition: str = _setting(
+        "", "shards, dirichlet, iid, natural or groups; default: as the data names clients or groups, else shards"
+    )
     shards_per_client: int = _setting(5, "s: class shards per client")
     alpha: float = _setting(0.5, "concentration of the Dirichlet partition")
+    group_split: str = _setting("image", "groups: test images are the same in every group (image), or each group's own (group)")
     num_clients: int = _setting(100, "N: number of clients (a natural partition has its own)")
     max_examples: int = _setting(0, "at most so many training examples per client, drawn at random; 0: all")
     holdout_clients: int = _setting(0, "clients that never train and are personalised afterwards")
@@ -117,6 +121,7 @@ class Settings:
         choices = {
             "algorithm": ALGORITHMS,
             "partition": ("", *PARTITIONS),
+            "group_split": SPLITS,
             "schedule": SCHEDULES,
             "batch_norm": ("running", "batch"),
             "evaluate_on": ("test", "validation"),

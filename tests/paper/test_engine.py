@@ -239,14 +239,14 @@ def test_a_cell_may_have_seeds_and_variants_of_its_own(tmp_path):
 
 def test_listing_and_errors_of_the_command(tmp_path, run, monkeypatch):
     write(tmp_path)
-    write(tmp_path, SETTINGS.replace('"digits"', '"cifar-100-c"'), "corrupted", "")
+    write(tmp_path, SETTINGS.replace('"digits"', '"imagenet"'), "large", "")
     write(tmp_path, 'title = "t"\nkind = "tabel"\n', "wrong", "")
     code, printed = run("paper", "--folder", tmp_path)
     assert code == 0 and "0 of 12" in printed and "digits, small" in printed
-    assert "needs cifar-100-c: it is not a data set of fedhb yet" in printed
+    assert "needs imagenet: it is not a data set of fedhb yet" in printed
     assert "kind='tabel' (did you mean 'table'?)" in printed
-    code, printed = run("paper", "corrupted", "--folder", tmp_path)
-    assert code == 2 and "needs the data set cifar-100-c: it is not a data set of fedhb yet" in printed
+    code, printed = run("paper", "large", "--folder", tmp_path)
+    assert code == 2 and "needs the data set imagenet: it is not a data set of fedhb yet" in printed
     code, printed = run("paper", "smal", "--folder", tmp_path)
     assert code == 2 and "did you mean 'small'" in printed
     code, printed = run("paper", "small", "--folder", tmp_path / "none")

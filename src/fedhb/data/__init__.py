@@ -12,7 +12,7 @@ from fedhb.errors import InputError
 
 __all__ = ["NAMES", "Dataset", "Examples", "Status", "load", "read_npz", "status"]
 
-NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar-100", "cifar-100-coarse")
+NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar-100", "cifar-100-coarse", "cifar-100-c")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Status:
     Attributes:
         name: its name.
         present: whether all its files are there.
-        where: their folder; empty if not present.
+        where: their folder, and whether they were made here; empty if not present.
         missing: the files that are not there.
         remedy: how to get them; empty if present.
     """
@@ -51,6 +51,10 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
         return digits.load()
     if download and files.locate(name, root).folder is None:
         files.download(name, root)
+    if name == "cifar-100-c":
+        from fedhb.data import cifar_c
+
+        return cifar_c.load(root)
     if name.startswith("cifar"):
         from fedhb.data import cifar
 
@@ -69,7 +73,8 @@ def status() -> list[Status]:
             continue
         located = files.locate(name)
         if located.folder is not None:
-            found.append(Status(name, True, str(located.folder)))
+            made = " (regenerated)" if (located.folder / files.SUMS).exists() else ""
+            found.append(Status(name, True, f"{located.folder}{made}"))
         else:
             found.append(Status(name, False, "", located.missing, files.remedy(name)))
     return found

@@ -16,11 +16,15 @@ class Examples:
         x: inputs [n, ...], uint8 as stored in image files (channels first), or floating point.
         y: integer class labels [n], or real targets [n] or [n, q].
         client: who holds each example [n] (a natural partition), or None.
+        group: the kind of each example [n], such as its corruption: a position in `Dataset.groups`; or None.
+        original: what each example was made from [n]: copies of one image have the same number; or None.
     """
 
     x: np.ndarray
     y: np.ndarray
     client: np.ndarray | None = None
+    group: np.ndarray | None = None
+    original: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -28,10 +32,23 @@ class Examples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test examples with the number of classes (None: regression) and the hash of every file read."""
+    """Training and test examples.
+
+    Attributes:
+        name: as it is asked for.
+        train, test: the examples; all are in `train` where a partition by groups is to split them.
+        num_classes: None for regression.
+        files: hash of every file that was read.
+        title: as results call it, where that is not its name.
+        groups: the names of the kinds of examples, where there are kinds.
+        num_novel: so many of them, the last, are for clients that never train.
+    """
 
     name: str
     train: Examples
     test: Examples
     num_classes: int | None
     files: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    groups: tuple[str, ...] = ()
+    num_novel: int = 0

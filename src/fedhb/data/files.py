@@ -17,13 +17,14 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from fedhb.data.sources import SOURCES, Download, Source
 from fedhb.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,132 +34,11 @@ VARIABLE = "FEDHB_DATA"
 TIMEOUT = 30
 """Seconds without a byte after which a server is given up."""
 CHUNK = 1 << 16
+SUMS = "SHA256SUMS"
+"""The file of hashes that lies beside a data set that was made here."""
 
 # What a connection, a disk, a wrong hash (ValueError) or an archive can raise.
 _FAILURES = (OSError, ValueError, EOFError, KeyError, HTTPException, zlib.error, tarfile.TarError, zipfile.BadZipFile)
-
-
-@dataclass(frozen=True)
-class Download:
-    """One file on a server.
-
-    Attributes:
-        url: its address.
-        md5: the published hash.
-        members: for an archive, the wanted members and where each goes below the data set's folder; no other is used.
-    """
-
-    url: str
-    md5: str
-    members: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def file_name(self) -> str:
-        """The last part of the address."""
-        return self.url.rsplit("/", 1)[-1]
-
-
-@dataclass(frozen=True)
-class Source:
-    """The files of a data set.
-
-    Attributes:
-        folder: the data set's folder below a root.
-        files: the names of its files as they are when unpacked.
-        gzipped: whether each file may also end in `.gz`.
-        subfolders: where the files may lie below ROOT/NAME or ROOT, best first ("" is the folder itself).
-        aliases: other folder names under which the same files may lie.
-        downloads: where to get the files.
-    """
-
-    folder: str
-    files: tuple[str, ...]
-    gzipped: bool
-    subfolders: tuple[str, ...]
-    aliases: tuple[str, ...] = ()
-    downloads: tuple[Download, ...] = ()
-
-    @property
-    def official_names(self) -> tuple[str, ...]:
-        """The names of the files as they are published."""
-        return tuple(f"{name}.gz" if self.gzipped else name for name in self.files)
-
-
-_MNIST_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-_EMNIST_FILES = (
-    "emnist-bymerge-train-images-idx3-ubyte",
-    "emnist-bymerge-train-labels-idx1-ubyte",
-    "emnist-bymerge-test-images-idx3-ubyte",
-    "emnist-bymerge-test-labels-idx1-ubyte",
-)
-
-
-def _idx_downloads(server: str, *hashes: str) -> tuple[Download, ...]:
-    return tuple(Download(f"{server}{name}.gz", md5) for name, md5 in zip(_MNIST_FILES, hashes, strict=True))
-
-
-_CIFAR = Source(
-    folder="cifar-100",
-    files=("train.bin", "test.bin"),
-    gzipped=False,
-    subfolders=("cifar-100-binary", ""),
-    downloads=(
-        Download(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-            "03b5dce01913d631647c71ecec9e9cb8",
-            {f"cifar-100-binary/{name}": f"cifar-100-binary/{name}" for name in ("train.bin", "test.bin")},
-        ),
-    ),
-)
-
-SOURCES: dict[str, Source] = {
-    "mnist": Source(
-        folder="mnist",
-        files=_MNIST_FILES,
-        gzipped=True,
-        subfolders=("",),
-        downloads=_idx_downloads(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
-        ),
-    ),
-    "fashion-mnist": Source(
-        folder="fashion-mnist",
-        files=_MNIST_FILES,
-        gzipped=True,
-        subfolders=("",),
-        downloads=_idx_downloads(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "bb300cfdad3c16e7a12a480ee83cd310",
-        ),
-    ),
-    "emnist": Source(
-        folder="emnist",
-        files=_EMNIST_FILES,
-        gzipped=True,
-        subfolders=("", "gzip"),  # the official archive unpacks to a folder named gzip
-        downloads=(
-            Download(
-                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-                "58c8d27c78d21e728a6bc7b3cc06412e",
-                {f"gzip/{name}.gz": f"{name}.gz" for name in _EMNIST_FILES},
-            ),
-        ),
-    ),
-    "cifar-100": _CIFAR,
-    "cifar-100-coarse": replace(_CIFAR, aliases=("cifar-100-coarse",)),
-}
 
 
 @dataclass(frozen=True)
@@ -220,7 +100,7 @@ def find(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, .
     located = locate(name, root)
     if located.folder is None:
         where = "\n".join(f"  {folder}{'' if folder.is_dir() else ' (no such folder)'}" for folder in located.searched)
-        raise InputError(f"data set {name}: missing {', '.join(located.missing)}; searched in\n{where}\n{remedy(name, root)}")
+        raise InputError(f"data set {name}: missing {listed(located.missing)}; searched in\n{where}\n{remedy(name, root)}")
     return located.paths
 
 
@@ -229,10 +109,25 @@ def remedy(name: str, root: str | os.PathLike[str] | None = None) -> str:
     source = SOURCES[name]
     folder = (cache_folder() if root is None else Path(root).expanduser()) / source.folder
     packed = " (as they are or unpacked)" if source.gzipped else ""
+    made = f"run `fedhb data make {name}`, or " if source.made else "run "
     return (
-        f"run `fedhb data get {name}`, or put {', '.join(source.official_names)}{packed} in {folder}, "
+        f"{made}`fedhb data get {name}`, or put {listed(source.official_names)}{packed} in {folder}, "
         f"or name their folder in {VARIABLE}"
     )
+
+
+def listed(names: Sequence[str]) -> str:
+    """File names for a message: all, or the first of many."""
+    return ", ".join(names if len(names) <= 5 else [*names[:3], f"... ({len(names)} files)"])
+
+
+def place_for(name: str) -> Path:
+    """Where a data set that is made goes: below the first folder of `$FEDHB_DATA` that can be written to, else the cache."""
+    for root in roots():
+        above = next(path for path in (root, *root.absolute().parents) if path.exists())
+        if os.access(above, os.W_OK | os.X_OK) and above.is_dir():
+            return root / SOURCES[name].folder
+    raise InputError(f"no folder of {VARIABLE} can be written to, nor {cache_folder()}: name one that can in {VARIABLE}")
 
 
 def _candidates(source: Source, search: list[Path]) -> Iterator[Path]:
@@ -296,7 +191,7 @@ def download(name: str, root: str | os.PathLike[str] | None = None) -> Path:
                 path.rmdir()
         raise InputError(
             f"data set {name}: download from {url} to {folder} failed: {error}. Try again, or get the files another "
-            f"way and put {', '.join(source.official_names)} in {folder}, or name their folder in {VARIABLE}"
+            f"way and put {listed(source.official_names)} in {folder}, or name their folder in {VARIABLE}"
         ) from error
     return folder
 
@@ -358,7 +253,7 @@ def _opened(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
         with zipfile.ZipFile(archive) as packed:
             yield packed.open
         return
-    with tarfile.open(archive, "r:gz") as unpacked:
+    with tarfile.open(archive) as unpacked:
 
         def open_member(name: str) -> IO[bytes]:
             entry = unpacked.getmember(name)

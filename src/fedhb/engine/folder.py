@@ -3,6 +3,7 @@
 OUT/settings.toml            the resolved settings, with versions
 OUT/problem.json             what the network and the federation are, for loading the run elsewhere
 OUT/rounds.jsonl             one line per round
+OUT/evaluated.jsonl          while it evaluates: the clients that are done
 OUT/result.json              written once, at the end; its hash is in checkpoint/
 OUT/checkpoint/              see checkpoint.py
 """
@@ -25,6 +26,7 @@ except ImportError:  # Windows has no advisory locks of this kind; there two run
     fcntl = None  # type: ignore[assignment]
 
 
+EVALUATED = "evaluated.jsonl"
 RESULT, RESULT_HASH = "result.json", "checkpoint/result.json"
 MOST_JSON = 2**29
 """The largest JSON file that is believed: a manifest with the memories of a million clients has half of it."""

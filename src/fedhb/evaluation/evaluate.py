@@ -13,6 +13,7 @@ from fedhb.clients import Clients, Share
 from fedhb.engine.executor import chunk_size
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
+from fedhb.evaluation.ledger import Ledger
 from fedhb.seeding import Randomness
 from fedhb.updates import check_personal
 
@@ -31,6 +32,7 @@ def evaluate(
     plan: Plan,
     rng: Randomness,
     split: str = "test",
+    ledger: Ledger | None = None,
 ) -> dict[str, Any]:
     """Means over clients of global and personalised metrics, and both for every client (None where it has no examples)."""
     held = _share(clients, split).sizes.nonzero().flatten().tolist()
@@ -38,7 +40,7 @@ def evaluate(
         raise InputError(f"no client has {split} examples: give some, or choose another split to evaluate on")
     some = clients.select(held)
     before = global_metrics(problem, algorithm, server, some, store, rng, split)
-    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split)
+    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split, ledger)
     who = list(clients.names) if clients.names else clients.ids.tolist()
     return tabulate(who, dict(zip(held, before, strict=True)), dict(zip(held, after, strict=True)))
 
@@ -86,8 +88,12 @@ def personalised_metrics(
     plan: Plan,
     rng: Randomness,
     split: str = "test",
+    ledger: Ledger | None = None,
 ) -> list[Metrics]:
-    """The metrics of each client's own posterior, fitted on its training examples, on its own held-back ones."""
+    """The metrics of each client's own posterior, fitted on its training examples, on its own held-back ones.
+
+    Clients in the ledger are taken from there; the others are added to it.
+    """
     share = _share(clients, split)
     order = sorted(range(len(clients)), key=lambda k: (-int(clients.sizes[k]), k))
     chunk = chunk_size(problem.network)
@@ -95,12 +101,19 @@ def personalised_metrics(
     for start in range(0, len(order), chunk):
         positions = order[start : start + chunk]
         selected = clients.select(positions)
-        memory = store.load(algorithm, problem, selected)
-        personal = algorithm.personalise(problem, server, selected, memory, plan, rng)
-        check_personal(personal.theta, selected.ids.tolist())
-        for c, k in enumerate(positions):
-            x, y = share.examples(k)
-            metrics[k] = problem.likelihood.metrics(personal.client(c).predict(x.unsqueeze(0))[0], y)
+        ids = selected.ids.tolist()
+        found = ledger.find(ids) if ledger is not None else None
+        if found is None:
+            memory = store.load(algorithm, problem, selected)
+            personal = algorithm.personalise(problem, server, selected, memory, plan, rng)
+            check_personal(personal.theta, ids)
+            found = []
+            for c, k in enumerate(positions):
+                x, y = share.examples(k)
+                found.append(problem.likelihood.metrics(personal.client(c).predict(x.unsqueeze(0))[0], y))
+            if ledger is not None:
+                ledger.keep(ids, found)
+        metrics |= dict(zip(positions, found, strict=True))
     return [metrics[k] for k in range(len(clients))]
 
 

@@ -24,6 +24,8 @@ def mobilenet(input_shape: Sequence[int], num_outputs: int, width: float = 1.0) 
             f"mobilenet needs images [channels, height, width] of at least 16x16, not {tuple(input_shape)}: use mlp or convnet"
         )
     inside = int(32 * width)
+    if inside < 1:
+        raise InputError(f"width={width} leaves no channel of 32: give at least {1 / 32}")
     layers: list[nn.Module] = [_convolution(input_shape[0], inside, 3, padding=1)]
     for channels, stride in BLOCKS:
         outside = int(channels * width)

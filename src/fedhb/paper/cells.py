@@ -69,7 +69,10 @@ def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
         for name, value in layer.items():
             if name in CHOOSING:
                 continue
-            merged[name] = {**merged.get(name, {}), **value} if isinstance(value, Mapping) else value
+            if isinstance(value, Mapping):
+                before = merged.get(name, {})
+                value = {**({"name": before} if isinstance(before, str) else before), **value}
+            merged[name] = value
     if merged.get("data"):
         raise InputError(f"data={merged['data']!r}: an experiment takes a data set by its name: give dataset")
     algorithm = merged.pop("algorithm", key["variant"])
@@ -82,7 +85,7 @@ def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
 
 def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
     """Every setting that the result depends on, those of the algorithm and of the model as TABLE.NAME."""
-    return flat(settings_of(settings, key))
+    return flat(settings_of(settings, key)) | ({"clean": settings["clean"]} if "clean" in settings else {})
 
 
 def flat(chosen: Settings) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fedhb.paper import cells, records
 from fedhb.paper.experiments import Experiment
 from fedhb.paper.jobs import Job, perform
 from fedhb.paper.records import Key, identity
+from fedhb.paper.scale import parse
 
 UNFINISHED = ".unfinished"
 """The folder, beside the records, of checkpoints; each is removed when its record is written."""
@@ -76,7 +77,7 @@ def lacking(settings: Sequence[Mapping[str, Any]], remedies: bool = True) -> dic
     """The data sets that these settings need and that are not here, each with what to do about it (or where that is told)."""
     here = {status.name: status for status in data.status()}
     found = {}
-    for name in dict.fromkeys(str(one["dataset"]) for one in settings if "dataset" in one):
+    for name in dict.fromkeys(str(one[key]) for one in settings for key in ("dataset", "clean") if key in one):
         if name not in here:
             found[name] = "it is not a data set of fedhb yet"
         elif not here[name].present:
@@ -119,12 +120,12 @@ def complete(
 
 def paper_command(name: str, key: Key) -> str:
     """The command that makes this record again."""
-    options = {"cell": "--cell", "variant": "--algorithms", "seed": "--seeds"}
-    words = ["fedhb", "paper", name]
-    for part, option in options.items():
-        if part in key:
-            words += [option, str(key[part])]
-    return shlex.join(words)
+    cell, scale = parse(str(key.get("cell", "")))
+    parts = {part: key[part] for part in ("cell", "variant", "seed") if part in key}
+    parts |= ({"cell": cell} if "cell" in parts else {}) | scale.changes
+    options = {"variant": "algorithms", "seed": "seeds"}
+    words = [word for part, value in parts.items() for word in (f"--{options.get(part, part)}", f"{value}")]
+    return shlex.join(["fedhb", "paper", name, *words])
 
 
 def commit() -> str | None:

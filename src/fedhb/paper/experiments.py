@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import csv
 import importlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,9 @@ from types import ModuleType
 from typing import Any
 
 from fedhb.errors import InputError
+from fedhb.paper import records, scale
 from fedhb.paper.records import Key
+from fedhb.paper.scale import Scale
 from fedhb.settings import read_toml
 from fedhb.values import did_you_mean
 
@@ -73,6 +76,23 @@ class Experiment:
             for name, cell in self.settings.get("cells", {}).items()
         }
         return replace(self, settings={**self.settings, "seeds": list(seeds), **({"cells": cells} if cells else {})})
+
+    def scaled(self, scales: Sequence[Scale]) -> Experiment:
+        """The same with every cell at each of these scales."""
+        return replace(self, settings=scale.scaled(self.settings, scales))
+
+    def recorded_scales(self) -> list[Scale]:
+        """The scales that there are records of, besides that of the cells as they are."""
+        found = dict.fromkeys(scale.parse(str(key.get("cell", "")))[1] for key in self._recorded)
+        return sorted((one for one in found if one.changes), key=lambda one: (one.width, one.rounds))
+
+    def with_recorded_seeds(self) -> Experiment:
+        """The same with every seed that there are records of."""
+        return self.with_seeds(sorted({key["seed"] for key in self._recorded if "seed" in key}))
+
+    @cached_property
+    def _recorded(self) -> list[Key]:
+        return [record["key"] for record in records.read(self.path / "records.jsonl")]
 
     def printed(self) -> list[dict[str, Any]]:
         """The paper's numbers; `mean` and `std` as numbers where they are some, `std` None where none is printed."""
@@ -143,7 +163,10 @@ def choose(
     cells: Sequence[str] = (),
     algorithms: Sequence[str] = (),
 ) -> list[Key]:
-    """The keys of the records that are asked for; nothing asked is everything. A name that chooses nothing is an error."""
+    """The keys of the records that are asked for; nothing asked is everything. A name that chooses nothing is an error.
+
+    A cell is chosen by its name, whatever its scale, or by parts of it: "s=100,tau=1" is every cell with both words.
+    """
     keys = list(experiment.kind.work(experiment.settings))
     variants = experiment.settings.get("variants", {})
 
@@ -153,9 +176,12 @@ def choose(
     def algorithm(key: Key) -> str:
         return str(variants.get(variant(key), {}).get("algorithm", variant(key)))
 
+    def has(part: str) -> Callable[[Key], str]:
+        return lambda key: part if set(_parts(part)) <= set(_parts(str(key.get("cell", "")))) else ""
+
     for option, words, readings in (
         ("--dataset", datasets, [lambda key: str(experiment.resolved(key).get("dataset", ""))]),
-        ("--cell", cells, [lambda key: str(key.get("cell", ""))]),
+        ("--cell", cells, [lambda key: scale.parse(str(key.get("cell", "")))[0], *map(has, cells)]),
         ("--algorithms", algorithms, [variant, algorithm]),  # a variant of that name, else all of that algorithm
     ):
         if not words:
@@ -165,8 +191,13 @@ def choose(
         for word in words:
             found = next((f for column in names if (f := {n for n, name in enumerate(column) if name == word})), None)
             if found is None:
-                known = list(dict.fromkeys(name for column in names for name in column))
+                known = list(dict.fromkeys(name for column in names for name in column if name))
                 raise InputError(f"{option} {word}{did_you_mean(word, known)}: {experiment.name} has {', '.join(known)}")
             wanted |= found
         keys = [key for n, key in enumerate(keys) if n in wanted]
     return keys
+
+
+def _parts(cell: str) -> list[str]:
+    """The words of a cell's name, which may have commas between them."""
+    return [word for word in re.split(r"[,\s]+", cell) if word]

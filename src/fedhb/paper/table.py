@@ -1,8 +1,8 @@
 """Tables of the paper: train every variant in every cell, evaluate before and after personalisation.
 
 The result of a key: the metrics of both tasks (means over clients, last round) and of hold-out clients, the mean over rounds of
-the prior's share of the clients' objective, bytes, seconds and the hashes of the data files; for a mixture also its global
-prediction under other gates.
+the prior's share of the clients' objective, bytes, seconds, the data set's title and the hashes of its files; for a mixture also
+its global prediction under other gates, and where settings.toml has `clean`, global prediction on the images of that data set.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 from rich.table import Table
 
+from fedhb import data
 from fedhb.experiment import train
-from fedhb.paper import gates, ranks
+from fedhb.paper import clean, gates, ranks
 from fedhb.paper.cells import Key, Tell, Told, dataset_of, resolved, settings_of, work
 
 __all__ = ["resolved", "run", "tables", "work"]
@@ -26,6 +27,7 @@ METRICS = (("accuracy", 100, 2), ("nll", 1, 3), ("ece", 1, 3))
 
 NAMES = {
     "global": "global prediction",
+    "clean": "global prediction of images as they are, which no client has",
     "personalised": "personalisation",
     "holdout_global": "novel clients, global prediction",
     "holdout_personalised": "novel clients, personalisation",
@@ -47,8 +49,12 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
         "penalty_share": statistics.fmean(shares) if shares else None,
         "bytes": found.result["communication"]["per_client_round"],
         "seconds": found.result["seconds"],
+        "dataset": found.result["dataset"],
         "data": found.result["data"],
     }
+    if settings.get("clean"):
+        tell(0.95, f"training images of {settings['clean']}")
+        result["clean"] = clean.metrics(found, data.load(settings["clean"]))
     other = gates.metrics(found, chosen, dataset_of(chosen.dataset))
     return result | ({"gates": other} if other else {})
 
@@ -61,9 +67,14 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
     lost = ["global"] if any("diverged" in r["result"] for r in records) else []
     used = {*lost, *(row["task"] for row in printed), *(name for r in records for name in r["result"])}
     tasks = [task for task in NAMES if task in used]
+    of_cell = {cell: [r for r in records if r["key"]["cell"] == cell] for cell in cells}
+    seeds = {cell: sets_of_seeds(mine) for cell, mine in of_cell.items()}
+    labels = {cell: label(mine, seeds[cell]) for cell, mine in of_cell.items()}
     for task in [*tasks, *dict.fromkeys(row["task"] for row in printed if row["task"] not in tasks)]:
         for metric, factor, digits in METRICS:
-            table = Table("", *cells, title=f"{NAMES.get(task, task)}: {metric}", show_lines=True)
+            table = Table(
+                "", *(f"{cell}{labels[cell]}" for cell in cells), title=f"{NAMES.get(task, task)}: {metric}", show_lines=True
+            )
             filled = False
             for variant in variants:
                 texts = []
@@ -74,11 +85,8 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
                         for row in printed
                         if (row["cell"], row["algorithm"], row["task"], row["metric"]) == (cell, variant, task, metric)
                     ]
-                    texts.append(
-                        "\n".join(
-                            filter(None, (ours(mine, task, metric, factor, digits), *(as_printed(row, digits) for row in theirs)))
-                        )
-                    )
+                    own = ours(mine, task, metric, factor, digits, name_seeds=len(seeds[cell]) > 1)
+                    texts.append("\n".join(filter(None, (own, *(as_printed(row, digits) for row in theirs)))))
                 filled = filled or any(texts)
                 table.add_row(variant, *texts)
             if filled:
@@ -86,12 +94,40 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
     return found + rank_table(variants, tasks, records) + gate_table(records)
 
 
-def ours(records: Sequence[Record], task: str, metric: str, factor: float, digits: int) -> str:
-    """Mean ± deviation over seeds; * where settings have changed since."""
+def label(records: Sequence[Record], seeds: Sequence[str]) -> str:
+    """Below a cell's name, what its records are of: data set (where it has a title), width, rounds, and seeds."""
+    if not records:
+        return ""
+
+    def every(values: Iterable[Any]) -> str:
+        return " or ".join(dict.fromkeys(str(value) for value in values))
+
+    named = [(r["result"].get("dataset"), r["settings"].get("dataset")) for r in records]
+    found = list(dict.fromkeys(title for title, name in named if title and title != name))
+    if all(r["settings"].get("model") == "mobilenet" for r in records):
+        found.append(f"width {every(r['settings'].get('model.width', 1) for r in records)}")
+    found.append(f"{every(r['settings'].get('rounds') for r in records)} rounds")
+    return "\n" + ", ".join([*found, *(seeds if len(seeds) == 1 else [])])
+
+
+def sets_of_seeds(records: Sequence[Record]) -> list[str]:
+    """The seeds of every variant; one text where they are the same for all."""
+    return list(dict.fromkeys(seeds_of([r for r in records if r["key"]["variant"] == one["key"]["variant"]]) for one in records))
+
+
+def seeds_of(records: Sequence[Record]) -> str:
+    """The seeds that these records are of."""
+    seeds = sorted(r["key"]["seed"] for r in records)
+    return f"seed{'s' if len(seeds) > 1 else ''} {','.join(map(str, seeds))}"
+
+
+def ours(records: Sequence[Record], task: str, metric: str, factor: float, digits: int, name_seeds: bool) -> str:
+    """Mean ± deviation over seeds, which are named where those of others differ; * where settings have changed since."""
     lost = sum("diverged" in r["result"] for r in records)
     values = [factor * r["result"][task][metric] for r in records if r["result"].get(task)]
     star = "*" if any(r.get("stale") for r in records) else ""
-    text = f"{spread(values, digits)}{star}" if values else ""
+    named = f" ({seeds_of(records)})" if name_seeds else ""
+    text = f"{spread(values, digits)}{star}{named}" if values else ""
     return text + (f" {lost} diverged" if lost else "")
 
 

@@ -1,0 +1,207 @@
+"""CIFAR-100-C: the CIFAR-100 test images under nineteen corruptions, read from files or made.
+
+    NAME.npy      uint8 [N, 32, 32, 3], one file per corruption
+    labels.npy    whole numbers [N]
+    SHA256SUMS    only where the files were made here: the hash of each
+
+The published files have five severities one after another, N = 50,000, of which the last 10,000 are used; those that `make`
+writes have severity 5 alone, N = 10,000. All images are in `Dataset.train`: a partition by groups gives each group of clients one
+corruption, and splits it into training and test images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedhb.data import cifar, files
+from fedhb.data.corruptions import SIZE, corrupt, frost_pictures
+from fedhb.data.dataset import Dataset, Examples
+from fedhb.errors import InputError
+
+NAME = "cifar-100-c"
+SEVERITIES = 5
+BLOCK = 500
+"""Images that are corrupted at once."""
+
+TRAINING = (
+    "brightness", "defocus_blur", "elastic_transform", "fog", "frost",
+    "gaussian_noise", "jpeg_compression", "pixelate", "shot_noise", "zoom_blur",
+)  # fmt: skip
+"""The corruptions of clients that train: drawn once, because the paper does not say which ten it drew."""
+NOVEL = (
+    "contrast", "gaussian_blur", "glass_blur", "impulse_noise", "motion_blur", "saturate", "snow", "spatter", "speckle_noise",
+)  # fmt: skip
+"""Those of clients that never train."""
+
+Tell = Callable[[str, int, int], None]
+"""Told a corruption, how many more of its images are done, and how many there are of all corruptions."""
+
+
+def load(root: str | os.PathLike[str] | None = None) -> Dataset:
+    """Read CIFAR-100-C at severity 5.
+
+    Args:
+        root: the folder to look in (default: the search path of `fedhb.data.files`).
+
+    Returns:
+        In `train`, x uint8 [19 n, 3, 32, 32], y int64 [19 n], group and original; `test` is empty.
+    """
+    paths = {path.stem: path for path in files.find(NAME, root)}
+    made = (paths["labels"].parent / files.SUMS).exists()
+    labels = _labels(paths["labels"], made)
+    digest = hashlib.sha256(labels.tobytes())
+    names = (*TRAINING, *NOVEL)
+    x = np.empty((len(names), len(labels), 3, SIZE, SIZE), dtype=np.uint8)
+    for place, name in zip(x, names, strict=True):
+        images = _array(paths[name])
+        if images.shape != (len(labels) * (1 if made else SEVERITIES), SIZE, SIZE, 3) or images.dtype != np.uint8:
+            raise InputError(
+                f"{paths[name]}: {images.dtype} of shape {images.shape} for {len(labels)} labels: it has to be uint8 "
+                f"[n, {SIZE}, {SIZE}, 3], five severities one after another as published, or as `fedhb data make` writes it"
+            )
+        used = np.ascontiguousarray(images[-len(labels) :])
+        digest.update(used.data)
+        place[...] = used.transpose(0, 3, 1, 2)
+    count = len(names)
+    original = np.tile(np.arange(len(labels)), count)
+    train = Examples(
+        x.reshape(-1, 3, SIZE, SIZE), np.tile(labels, count), group=np.arange(count).repeat(len(labels)), original=original
+    )
+    title = "CIFAR-100-C (regenerated)" if made else "CIFAR-100-C"
+    empty = Examples(train.x[:0], train.y[:0])
+    hashes = {f"{NAME}, severity 5": digest.hexdigest()}
+    return Dataset(NAME, train, empty, cifar.NUM_FINE, hashes, title, names, len(NOVEL))
+
+
+def _labels(path: Path, made: bool) -> np.ndarray:
+    """The labels of one severity, int64 [n]."""
+    labels = _array(path)
+    if (
+        labels.ndim != 1
+        or labels.dtype.kind not in "iu"
+        or not len(labels)
+        or not 0 <= labels.min() <= labels.max() < cifar.NUM_FINE
+    ):
+        raise InputError(f"{path}: {labels.dtype} of shape {labels.shape}: it has to be labels in 0..{cifar.NUM_FINE - 1}")
+    labels = labels.astype(np.int64)
+    if made:
+        return labels
+    each = labels.reshape(SEVERITIES, -1) if len(labels) % SEVERITIES == 0 else labels[None, :0]
+    if not each.size or (each != each[0]).any():
+        raise InputError(
+            f"{path}: {len(labels)} labels are not those of five severities one after another: take the published file"
+        )
+    return each[0]
+
+
+def _array(path: Path) -> np.ndarray:
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: not a .npy file of numbers ({error}): delete it and get or make it again") from None
+    return np.asarray(found)
+
+
+def make(processes: int, tell: Tell) -> Path:
+    """Make CIFAR-100-C at severity 5 from the CIFAR-100 test images, in as many processes.
+
+    A corruption that is there is kept; a file appears under its name when it is whole. Neither the processes nor where it was
+    stopped show in any bit.
+
+    Returns:
+        The folder: below the first root that can be written to.
+    """
+    located = files.locate(NAME)
+    if located.folder is not None and not (located.folder / files.SUMS).exists():
+        raise InputError(f"{located.folder} has the published CIFAR-100-C: there is nothing to make")
+    folder = located.folder or files.place_for(NAME)
+    test = cifar.read(files.find("cifar-100")[1], coarse=False)[0]
+    images = np.ascontiguousarray(test.x.transpose(0, 2, 3, 1))
+    labels = folder / "labels.npy"
+    if not (folder / files.SUMS).exists() and any(folder.glob("*.npy")):
+        raise InputError(f"{folder} has .npy files that were not made here: complete the published data set, or remove them")
+    folder.mkdir(parents=True, exist_ok=True)
+    if labels.exists() and not np.array_equal(_array(labels), test.y):
+        raise InputError(f"{folder} was made from other CIFAR-100 test images (its labels differ): remove it, and make it anew")
+    names, todo = (*TRAINING, *NOVEL), []
+    for name in names:
+        path = folder / f"{name}.npy"
+        if path.exists() and _array(path).shape == images.shape:
+            tell(name, len(images), len(names) * len(images))
+        else:
+            todo.append(name)
+    if "frost" in todo:
+        frost_pictures()  # at once: whoever lacks them should not wait for it
+    _keep_sums(folder)
+    if not labels.exists():
+        _write(labels, test.y)
+    _keep_sums(folder)
+    with _workers(processes) as run:
+        for name in todo:
+            parts = []
+            for part in run([(name, images[k : k + BLOCK], k) for k in range(0, len(images), BLOCK)]):
+                parts.append(part)
+                tell(name, len(part), len(names) * len(images))
+            _write(folder / f"{name}.npy", np.concatenate(parts))
+            _keep_sums(folder, {f"{name}.npy"})
+    return folder
+
+
+def _task(task: tuple[str, np.ndarray, int]) -> np.ndarray:
+    return corrupt(*task)
+
+
+@contextmanager
+def _workers(processes: int) -> Iterator[Callable[[list[tuple[str, np.ndarray, int]]], Iterator[np.ndarray]]]:
+    """A function that does tasks, in this process or in several, and gives the results in their order."""
+    if processes == 1:
+        yield lambda tasks: map(_task, tasks)
+        return
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_die_with_parent)
+    try:
+        yield lambda tasks: pool.map(_task, tasks)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _die_with_parent() -> None:
+    """A killed parent cannot tell its workers, which would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _write(path: Path, array: np.ndarray) -> None:
+    part = path.with_suffix(f".part{os.getpid()}")
+    with part.open("wb") as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _keep_sums(folder: Path, anew: Collection[str] = ()) -> None:
+    """The hash of every file that has none yet or is new, for `sha256sum -c SHA256SUMS`."""
+    path = folder / files.SUMS
+    known = dict(line.split("  ")[::-1] for line in path.read_text().splitlines()) if path.exists() else {}
+    for file in sorted(folder.glob("*.npy")):
+        if file.name not in known or file.name in anew:
+            with file.open("rb") as content:
+                known[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
+    part = path.with_suffix(f".part{os.getpid()}")
+    part.write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(known.items())))
+    part.replace(path)

@@ -1,0 +1,78 @@
+"""An evaluation that is killed goes on where it was, to the numbers of an undisturbed one."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import fedhb
+from builders import clients, mlp
+from fedhb.engine.folder import EVALUATED
+
+
+@dataclass(frozen=True)
+class Counting(fedhb.FedAvg):
+    """FedAvg that counts the clients it personalises, and can be killed at one."""
+
+    seen: ClassVar[list[int]] = []
+    fatal: ClassVar[list[int]] = []
+
+    def personalise(self, problem: Any, server: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
+        for client in clients.ids.tolist():
+            if client in self.fatal:
+                raise KeyboardInterrupt
+            self.seen.append(client)
+        return super().personalise(problem, server, clients, memory, plan, rng)
+
+
+@pytest.fixture(autouse=True)
+def by_twos(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("fedhb.evaluation.evaluate"), "chunk_size", lambda network: 2)
+    Counting.seen.clear()
+    Counting.fatal.clear()
+
+
+def fit(out, **options):
+    everyone = clients([6] * 8)
+    known, novel = everyone.hold_out(3, 0)
+    chosen = {"rounds": 2, "batch_size": 4, "personal_lr": 0.1, "seed": 1, "resume": True, "progress": False} | options
+    return fedhb.fit(mlp(torch.float32), known, Counting(), holdout=novel, out=out, workers=1, **chosen)
+
+
+def numbers(run):
+    return {key: run.result[key] for key in ("global", "personalised", "holdout", "per_client")}
+
+
+@pytest.mark.parametrize("place", [2, -1])
+def test_a_killed_evaluation_goes_on(tmp_path, place):
+    whole = numbers(fit(tmp_path / "whole"))
+    order = list(Counting.seen)
+    assert len(order) == 8 and not (tmp_path / "whole" / EVALUATED).exists()
+    Counting.fatal.append(order[place])
+    Counting.seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run")
+    with (tmp_path / "run" / EVALUATED).open("a") as file:
+        file.write('{"mark": "cut sh')
+    Counting.fatal.clear()
+    Counting.seen.clear()
+    found = fit(tmp_path / "run")
+    assert numbers(found) == whole
+    # chunks of two, those that train first: what lay before the fatal one's chunk is not done again
+    begin = 2 if place == 2 else 7
+    assert Counting.seen == order[begin:] and not (tmp_path / "run" / EVALUATED).exists()
+
+
+def test_other_settings_begin_anew(tmp_path):
+    fit(tmp_path / "whole", personal_lr=0.01)
+    order, whole = list(Counting.seen), numbers(fit(tmp_path / "other", personal_lr=0.2))
+    Counting.fatal.append(order[-1])
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", personal_lr=0.01)
+    Counting.fatal.clear()
+    Counting.seen.clear()
+    assert numbers(fit(tmp_path / "run", personal_lr=0.2)) == whole and Counting.seen == order
