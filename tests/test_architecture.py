@@ -29,6 +29,7 @@ LAYERS = (
     ("conduct",),
     ("api",),
     ("experiment", "bench"),
+    ("flower",),
     ("paper",),
     ("tune",),
     ("cli_paper", "cli", "__main__"),

@@ -1,0 +1,107 @@
+"""Which node is which client. A client belongs to the key of the node that first was it; no other node can take its place."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from fedhb.errors import InputError
+from fedhb.flower.census import Census, Facts
+from fedhb.flower.journal import Journal
+from fedhb.flower.records import to_config
+from fedhb.flower.talk import ask
+from fedhb.flower.task import Rules
+
+QUERY_DEADLINE = 120.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client's node, and the fingerprint of the key that it proved to hold ("" where nodes have no keys)."""
+
+    node: int
+    key: str
+
+
+class Roster:
+    """The nodes that are there, and the clients that they are."""
+
+    def __init__(self, grid: Grid, rules: Rules, journal: Journal):
+        self.grid, self.rules, self.journal = grid, rules, journal
+        self.members: dict[int, Member] = {}
+        self.facts: dict[int, Facts] = {}
+        self.owners: dict[int, str] = {}
+        self._asked: set[int] = set()
+
+    def online(self) -> dict[int, str]:
+        """The nodes that are connected now, each with the fingerprint of its key."""
+        return {node.node_id: fingerprint(node.public_key) for node in self.grid.get_nodes()}
+
+    def refresh(self) -> dict[int, str]:
+        """Ask the nodes that are new who they are; who is online."""
+        online = self.online()
+        new = [node for node in online if node not in self._asked]
+        question = {node: RecordDict({"question": to_config({"question": "census"})}) for node in new}
+        for reply in ask(self.grid, question, "query", "census", QUERY_DEADLINE, self.rules.poll):
+            key = online[reply.node]
+            try:
+                if reply.content is None:
+                    raise ValueError(reply.problem)
+                self.enter(reply.node, key, Facts.read(str(reply.content["facts"]["facts"])), online)
+                self._asked.add(reply.node)
+            except (ValueError, KeyError, TypeError) as error:
+                self.journal.note("node refused", str(error), node=reply.node, key=key)
+                if reply.content is not None or "error" in reply.problem:
+                    self._asked.add(reply.node)  # it would say the same again
+        return online
+
+    def enter(self, node: int, key: str, facts: Facts, online: dict[int, str]) -> None:
+        """A node says which client it is: believe it where the client is free, or was its own."""
+        before = self.members.get(facts.client)
+        if self.owners.setdefault(facts.client, key) != key:
+            raise ValueError(f"it says it is client {facts.client}, which belongs to another key")
+        if before is not None and before.node != node and before.node in online and not key:
+            raise ValueError(f"it says it is client {facts.client}, which is node {before.node}")
+        self.members[facts.client], self.facts[facts.client] = Member(node, key), facts
+
+    def gather(self, tell: Callable[[str], None]) -> Census:
+        """Wait until there are as many clients as there must be, and count them."""
+        end, said = time.monotonic() + self.rules.patience, -1
+        while len(self.members) < self.rules.nodes:
+            self.refresh()
+            if len(self.members) != said:
+                said = len(self.members)
+                tell(f"{said} of {self.rules.nodes} nodes are here")
+            if len(self.members) < self.rules.nodes:
+                if time.monotonic() > end:
+                    raise InputError(
+                        f"only {len(self.members)} of {self.rules.nodes} nodes came within {self.rules.patience:g} s: "
+                        "start the others, or ask for fewer (nodes)"
+                    )
+                time.sleep(4 * self.rules.poll)
+        return Census.of(list(self.facts.values()))
+
+    def wait(self, clients: Sequence[int], needed: int) -> None:
+        """Wait, at most `patience` seconds, until so many of these clients are online."""
+        end = time.monotonic() + self.rules.patience
+        while time.monotonic() < end:
+            online = self.refresh()
+            if sum(c in self.members and self.members[c].node in online for c in clients) >= needed:
+                return
+            time.sleep(4 * self.rules.poll)
+
+    def who(self, client: int) -> dict[str, Any]:
+        """A client for the journal."""
+        member = self.members.get(client)
+        return {"client": client, "node": member.node if member else None, "key": member.key if member else ""}
+
+
+def fingerprint(public_key: bytes) -> str:
+    """The first half of a key's SHA-256."""
+    return hashlib.sha256(public_key).hexdigest()[:32] if public_key else ""
