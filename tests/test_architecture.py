@@ -30,9 +30,10 @@ LAYERS = (
     ("api",),
     ("experiment", "bench"),
     ("flower",),
+    ("deploy",),
     ("paper",),
     ("tune",),
-    ("cli_paper", "cli", "__main__"),
+    ("cli_paper", "cli_deploy", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""
 

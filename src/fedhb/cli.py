@@ -1,4 +1,4 @@
-"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench | paper | tune`.
+"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench | paper | tune | deploy`.
 
 Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted.
 """
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedhb import cli_paper
+from fedhb import cli_deploy, cli_paper
 from fedhb.engine import memory
 from fedhb.errors import DivergedError, InputError
 from fedhb.settings import ALGORITHMS, Settings, read_toml
@@ -352,6 +352,9 @@ def read_npy(path: Path) -> Any:
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays: give one array, written with numpy.save")
     return array
+
+
+cli_deploy.register(app, console, errors, with_settings, show_result)
 
 
 def main() -> None:
