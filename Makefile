@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test test-federation lint docs bench clean
 help:  ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 17
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits and comp
 
 test: $(READY) lint  ## Lint, type checks, and every test
 	$(BIN)/python -m pytest -n 2
+
+test-federation: $(READY)  ## Real Flower processes on loopback: same numbers, faults, a killed server (about ten minutes)
+	$(BIN)/python -m pytest -m federation tests/federation
 
 lint: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff check .

@@ -29,6 +29,9 @@ from fedhb.run import Run
 from fedhb.seeding import Randomness
 from fedhb.updates import Lengths, Refused, check_alike, check_finite, check_metrics, check_owner
 
+STRAGGLERS = 60.0
+"""Seconds that the evaluation waits for nodes that are not connected."""
+
 
 class Federated:
     """Runs cohorts on nodes. It is also the callback that records who answered."""
@@ -61,7 +64,7 @@ class Federated:
         needed = self.rules.needed(len(cohort))
         for attempt in range(1, self.rules.retries + 2):
             self.attempts = attempt
-            self.roster.wait(cohort, needed)
+            self.roster.wait(cohort, needed, self.rules.patience)
             total, traffic = self.attempt(server, cohort, plan, rng)
             if total is not None and len(self.answered) >= needed:
                 self.lengths.settle()
@@ -160,7 +163,9 @@ class Federated:
         census, rng = self.task.census, result.rng
         record = to_record(result.state.server)
         order = {"split": split, "round": rng.round, "attempt": 0}
-        contents = {client: {"received": record, "order": order} for client in (*census.clients, *census.holdout)}
+        everyone = (*census.clients, *census.holdout)
+        self.roster.wait(everyone, len(everyone), min(self.rules.patience, STRAGGLERS))
+        contents = {client: {"received": record, "order": order} for client in everyone}
         before: dict[int, Any] = {}
         after: dict[int, Any] = {}
         names: list[str] = []

@@ -87,9 +87,9 @@ class Roster:
                 time.sleep(4 * self.rules.poll)
         return Census.of(list(self.facts.values()))
 
-    def wait(self, clients: Sequence[int], needed: int) -> None:
-        """Wait, at most `patience` seconds, until so many of these clients are online."""
-        end = time.monotonic() + self.rules.patience
+    def wait(self, clients: Sequence[int], needed: int, patience: float) -> None:
+        """Wait, at most so many seconds, until so many of these clients are online."""
+        end = time.monotonic() + patience
         while time.monotonic() < end:
             online = self.refresh()
             if sum(c in self.members and self.members[c].node in online for c in clients) >= needed:
