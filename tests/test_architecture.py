@@ -22,7 +22,7 @@ LAYERS = (
     ("likelihood",),
     ("distributions",),
     ("algorithms",),
-    ("updates",),
+    ("updates", "privacy"),
     ("engine",),
     ("evaluation",),
     ("settings", "models", "run", "progress"),

@@ -43,8 +43,8 @@ class RoundProgress:
 
     def show(self, done: int, record: dict[str, Any]) -> None:
         """The same for whoever has a round's record alone."""
-        loss, score = record["loss"], record["score"]
-        status = f"loss {loss:.3f}  score {score:.3f}{self.note()}"
+        shown = [f"{key} {record[key]:.3f}  " for key in ("loss", "score") if record[key] is not None]
+        status = "".join(shown).rstrip() + self.note()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, status=status)
         elif done == self._rounds or done % max(1, self._rounds // 10) == 0:

@@ -186,3 +186,17 @@ def test_the_servers_memory_does_not_grow_with_the_cohort(tmp_path):
     grid.pull_messages = counting
     serve(grid, chosen)
     assert max(asked for asked, _ in pulled) == 1 and max(came for _, came in pulled) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["niw", "mixture"])
+def test_a_private_run_is_the_simulators_too(tmp_path, algorithm):
+    """With the same secret the same noise, on Flower as in one process, and the same epsilon."""
+    pytest.importorskip("dp_accounting")
+    settings = small(algorithm, dp_noise=0.2, dp_clip=0.5)
+    for name in ("simulated", "flower"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "noise.key").write_bytes(b"s" * 32)
+    simulated = train(settings, tmp_path / "simulated", progress=False)
+    run = serve(*federation(settings, tmp_path / "flower"))
+    close(run.state.server, simulated.state.server, algorithm)
+    assert run.result["privacy"] == simulated.result["privacy"] and run.result["privacy"]["epsilon"] > 0

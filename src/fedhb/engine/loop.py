@@ -103,13 +103,11 @@ def one_round(
     for key, value in server.items():
         if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():  # one fast pass, as in updates.py
             raise DivergedError(f"round {rng.round}: the server's {key!r} overflows: training diverges; lower the learning rate")
-    examples = summary["examples"].item()
     record: dict[str, Any] = {
         "round": state.done + 1,
         "lr": lr,
         "clients": len(positions),
-        "loss": summary["loss"].item() / examples,
-        "score": summary["score"].item() / examples,
+        **{key: summary[key].item() / summary["examples"].item() if key in summary else None for key in ("loss", "score")},
         **algorithm.report(problem, state.server, summary),
         "down_bytes": traffic.down,
         "up_bytes": traffic.up,

@@ -15,7 +15,7 @@ import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedhb.algorithms import Arrays, Plan
+from fedhb.algorithms import Algorithm, Arrays, Plan
 from fedhb.algorithms.sums import add, num_bytes
 from fedhb.engine.executor import Sums, Traffic
 from fedhb.engine.loop import State
@@ -36,7 +36,17 @@ STRAGGLERS = 60.0
 class Federated:
     """Runs cohorts on nodes. It is also the callback that records who answered."""
 
-    def __init__(self, task: Task, grid: Grid, roster: Roster, rules: Rules, journal: Journal, records: Sequence[dict[str, Any]]):
+    def __init__(
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        grid: Grid,
+        roster: Roster,
+        rules: Rules,
+        journal: Journal,
+        records: Sequence[dict[str, Any]],
+    ):
+        self.algorithm = algorithm
         self.task, self.grid, self.roster, self.rules, self.journal = task, grid, roster, rules, journal
         self.sample = task.sample_answer()
         network = task.problem.network
@@ -81,7 +91,7 @@ class Federated:
 
     def attempt(self, server: Arrays, cohort: Sequence[int], plan: Plan, rng: Randomness) -> tuple[Arrays | None, Traffic]:
         """One try of a round."""
-        total, traffic, algorithm = None, Traffic(), self.task.algorithm
+        total, traffic, algorithm = None, Traffic(), self.algorithm
         self.answered, self.seconds = [], {}
         common = None if algorithm.each else to_record(algorithm.broadcast(server, cohort[:1]))
         order = {"plan": dataclasses.asdict(plan), "round": rng.round, "attempt": self.attempts}
@@ -139,7 +149,7 @@ class Federated:
     def summarise(self, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """The client's part of the sums. Numbers that no client of this algorithm finds may fail anywhere in it."""
         try:
-            return self.task.algorithm.summarise(self.task.problem, received, found, rng)
+            return self.algorithm.summarise(self.task.problem, received, found, rng)
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
             raise Refused(f"it cannot be summed ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
 

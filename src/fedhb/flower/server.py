@@ -63,7 +63,7 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
     roster = Roster(grid, rules, journal)
     census = take_census(roster, folder, journal, resume)
     task = Task.of(settings, census, server_inputs(settings))
-    job = task.job()
+    job = task.job(folder)
     if resume and job.finished(folder):
         journal.stand("done", "it was finished already")
         raise InputError(f"{folder.path} holds this run, finished: read its result.json, or choose another out")
@@ -71,7 +71,7 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
 
     def engine(state: State) -> Federated:
         journal.stand("training", f"{state.done} of {job.training.rounds} rounds are done")
-        made.append(Federated(task, grid, roster, rules, journal, folder.rounds()))
+        made.append(Federated(task, job.trained, grid, roster, rules, journal, folder.rounds()))
         return made[0]
 
     def files(result: Run) -> dict[str, bytes]:

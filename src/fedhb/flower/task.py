@@ -12,9 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from fedhb.algorithms import Algorithm, Arrays, Federation, Plan, Problem, build
-from fedhb.conduct import Job
+from fedhb.conduct import Job, mechanism
+from fedhb.engine.folder import RunFolder
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Training
+from fedhb.engine.schedule import cohort_size
 from fedhb.errors import InputError
 from fedhb.experiment import model_of
 from fedhb.flower.census import Census
@@ -119,8 +121,11 @@ class Task:
         s = self.settings
         return Plan(s.personal_epochs, s.batch_size, s.personal_lr, s.momentum, train_head=True)
 
-    def job(self) -> Job:
+    def job(self, folder: RunFolder | None = None) -> Job:
         """The run for `conduct`. It resumes under the same settings and census alone."""
+        s, count = self.settings, len(self.census.clients)
+        private = (s.dp_noise, s.dp_clip, s.dp_delta) if s.dp_noise else ()
+        size = cohort_size(count, s.fraction)
         census = hashlib.sha256(self.census.to_json().encode()).hexdigest()
         clients = replace(self.census.specimen(), files={"census": census}, server_inputs=self.problem.federation.server_inputs)
         return Job(
@@ -128,10 +133,11 @@ class Task:
             algorithm=self.algorithm,
             training=self.training,
             personal_plan=self.personal_plan,
-            num_clients=len(self.census.clients),
+            num_clients=count,
             input_shape=self.census.input_shape,
-            fingerprint=fingerprint_of(self.problem, self.algorithm, self.training, clients),
+            fingerprint=fingerprint_of(self.problem, self.algorithm, self.training, clients, *private),
             constants=self.problem.network.constants(),
+            privacy=mechanism(folder, s.dp_noise, s.dp_clip, s.dp_delta, count, size) if folder is not None else None,
         )
 
     def network_digest(self) -> str:
