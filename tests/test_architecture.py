@@ -22,7 +22,7 @@ LAYERS = (
     ("likelihood",),
     ("distributions",),
     ("algorithms",),
-    ("updates", "privacy"),
+    ("updates", "privacy", "fixedpoint"),
     ("engine",),
     ("evaluation",),
     ("settings", "models", "run", "progress"),

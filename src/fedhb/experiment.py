@@ -96,6 +96,8 @@ def train(
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """One run by its settings."""
+    if settings.secure_sum:
+        raise InputError(f"secure_sum={settings.secure_sum!r}: in one process there is no server to hide from; leave it out")
     algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
     clients, holdout = make_clients(settings, dataset)
     model, spec = model_of(settings, clients)

@@ -82,6 +82,7 @@ class Settings:
     device: str = _setting("cpu", "cpu or cuda")
     workers: int = _setting(0, "worker processes; 0: as many as pay off")
     checkpoint_every: int = _setting(10, "rounds between checkpoints")
+    secure_sum: str = _setting("", "a protocol, pkg.mod:protocol, under which a federation's server sees sums alone (deploy)")
     dp_noise: float = _setting(0.0, "differential privacy: noise on the sums, in units of the longest contribution; 0: none")
     dp_clip: float = _setting(1.0, "C: length that a client's contribution is clipped to")
     dp_delta: float = _setting(1e-5, "delta at which epsilon is reported")

@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedhb.algorithms import Plan
+from fedhb.algorithms import Arrays, Plan
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import global_metrics, personalised_metrics
@@ -20,6 +20,7 @@ from fedhb.flower.census import Census, Facts
 from fedhb.flower.memory import Memory
 from fedhb.flower.node import Node, client_id, load
 from fedhb.flower.records import to_arrays, to_config, to_record
+from fedhb.flower.secure import encoding, protocol
 from fedhb.flower.task import Task, settings_of
 from fedhb.run import one_thread
 from fedhb.seeding import Randomness
@@ -38,20 +39,23 @@ def census(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """The client's update (Alg. 1, step 3): what it found goes back, what it remembers stays here."""
     work = Work(message, context)
-    counted, device = int(work.order["counted"]), work.task.settings.device
-    memory, lost = work.memory.at(counted, work.task.algorithm, work.task.problem, work.node.client)
-    received = to_arrays(message.content["received"], device)
-    with one_thread():
-        found, memory = work.task.algorithm.local_update(
-            work.task.problem,
-            received,
-            work.node.client.to(device),
-            {key: value.to(device) for key, value in memory.items()},
-            Plan(**json.loads(str(work.order["plan"]))),
-            work.rng,
-        )
-    work.memory.put(work.rng.round, counted, memory)
-    return work.reply({"found": to_record(found)}, lost)
+    found = work.found()
+    return work.reply({"found": to_record(found)}, work.lost)
+
+
+@app.train("secure")
+def train_for_a_sum(message: Message, context: Context) -> Message:
+    """The same where the server is to see sums alone: the protocol masks what this client contributes to them."""
+    chosen = protocol(settings_of(context.run_config).secure_sum)
+
+    def contribute() -> Any:
+        work = Work(message, context)
+        algorithm, device = work.task.job().trained, work.task.settings.device
+        received, found = to_arrays(message.content["received"], device), work.found()
+        code = encoding(work.task, algorithm, int(work.order["cohort"]), chosen.bits)
+        return code.encode(algorithm.summarise(work.task.problem, received, found, work.rng))
+
+    return chosen.client(message, context, contribute)
 
 
 @app.evaluate()
@@ -92,8 +96,26 @@ class Work:
                 f"client {client_id(context.node_config)} makes another network than the server from the same seed: "
                 "install the same versions of torch and fedhb, and the same model code"
             )
+        self.lost = False
         self.rng = Randomness(settings.seed, int(self.order["round"]))
         self.memory = Memory(context.state, context.node_config, self.task.job().fingerprint)
+
+    def found(self) -> Arrays:
+        """What the client finds in this round; what it remembers of it is kept."""
+        task, counted, device = self.task, int(self.order["counted"]), self.task.settings.device
+        memory, self.lost = self.memory.at(counted, task.algorithm, task.problem, self.node.client)
+        received = to_arrays(self.message.content["received"], device)
+        with one_thread():
+            found, memory = task.algorithm.local_update(
+                task.problem,
+                received,
+                self.node.client.to(device),
+                {key: value.to(device) for key, value in memory.items()},
+                Plan(**json.loads(str(self.order["plan"]))),
+                self.rng,
+            )
+        self.memory.put(self.rng.round, counted, memory)
+        return found
 
     def reply(self, records: dict[str, Any], lost: bool) -> Message:
         """The answer, with the client's name on it."""

@@ -11,8 +11,6 @@ The owner decides, in the node's config; a run cannot make a node read another f
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from fedhb.data import read_npz
 from fedhb.errors import InputError
 from fedhb.experiment import make_clients
 from fedhb.settings import Settings
+from fedhb.values import imported
 
 
 @dataclass(frozen=True)
@@ -91,14 +90,7 @@ def _from_file(path: Path, number: int) -> Clients:
 
 
 def _from_function(source: str, number: int, settings: Settings) -> Clients:
-    module, _, name = source.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"data={source!r} cannot be imported ({error}): write pkg.mod:factory, importable from here") from None
-    finally:
-        sys.path.pop(0)
+    factory = imported("data", source)
     try:
         train, test = factory(number, settings)
         (x, y), held = train, None if test is None else [tuple(test)]

@@ -23,6 +23,7 @@ from fedhb.flower.census import Census
 from fedhb.flower.executor import Federated
 from fedhb.flower.journal import Journal
 from fedhb.flower.roster import Roster
+from fedhb.flower.summed import Summed
 from fedhb.flower.task import Rules, Task, settings_of
 from fedhb.run import Run
 from fedhb.settings import Settings
@@ -71,7 +72,8 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
 
     def engine(state: State) -> Federated:
         journal.stand("training", f"{state.done} of {job.training.rounds} rounds are done")
-        made.append(Federated(task, job.trained, grid, roster, rules, journal, folder.rounds()))
+        kind = Summed if settings.secure_sum else Federated
+        made.append(kind(task, job.trained, grid, roster, rules, journal, folder.rounds()))
         return made[0]
 
     def files(result: Run) -> dict[str, bytes]:

@@ -23,6 +23,7 @@ from fedhb.flower.census import Census
 from fedhb.likelihood import Categorical, Likelihood
 from fedhb.models import check_model, regression
 from fedhb.network import Network
+from fedhb.privacy import Privacy
 from fedhb.seeding import Randomness
 from fedhb.settings import Settings
 from fedhb.values import convert
@@ -125,7 +126,11 @@ class Task:
         """The run for `conduct`. It resumes under the same settings and census alone."""
         s, count = self.settings, len(self.census.clients)
         private = (s.dp_noise, s.dp_clip, s.dp_delta) if s.dp_noise else ()
-        size = cohort_size(count, s.fraction)
+        size, privacy = cohort_size(count, s.fraction), None
+        if s.dp_noise and folder is not None:
+            privacy = mechanism(folder, s.dp_noise, s.dp_clip, s.dp_delta, count, size)
+        elif s.dp_noise:  # a node, which clips: the noise is the server's, and its secret too
+            privacy = Privacy(s.dp_noise, s.dp_clip, s.dp_delta, count, size)
         census = hashlib.sha256(self.census.to_json().encode()).hexdigest()
         clients = replace(self.census.specimen(), files={"census": census}, server_inputs=self.problem.federation.server_inputs)
         return Job(
@@ -137,7 +142,7 @@ class Task:
             input_shape=self.census.input_shape,
             fingerprint=fingerprint_of(self.problem, self.algorithm, self.training, clients, *private),
             constants=self.problem.network.constants(),
-            privacy=mechanism(folder, s.dp_noise, s.dp_clip, s.dp_delta, count, size) if folder is not None else None,
+            privacy=privacy,
         )
 
     def network_digest(self) -> str:
