@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,6 @@ from rich.console import Console
 from fedhb.errors import InputError
 from fedhb.settings import Settings
 
-RULES = ("deadline", "min_answers", "retries", "patience", "max_growth")
 Deadline = Annotated[Optional[float], typer.Option(help="seconds that nodes have for a round's answers [600]")]  # noqa: UP045
 MinAnswers = Annotated[
     Optional[float],  # noqa: UP045
@@ -110,6 +112,10 @@ def register(
         Rules(nodes=nodes, **rules)  # before anything starts: it knows the bounds
         target = (out or folder / "run").absolute()
         claim(target, resume)
+        if resume and (target / "result.json").exists():
+            console.print(f"{target} was finished already: nothing to do", highlight=False)
+            show(json.loads((target / "result.json").read_text(encoding="utf-8")))
+            return
         if not file.exists():
             files.init(folder, nodes, ["127.0.0.1"], 8000, chosen)
         for k in range(nodes):
@@ -124,11 +130,12 @@ def register(
 
         def on_round(record: dict[str, Any]) -> None:
             if not state["records"]:
-                bar.on_start(record["round"] - 1, chosen.rounds)
+                bar.on_start(record["round"] - 1, chosen.rounds, record["seconds"])
             state["records"].append(record)
             bar.show(record["round"], record)
 
         values = {"nodes": nodes, "out": str(target), "resume": resume, **rules}
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that whoever ends this process ends what it started
         try:
             result = run_up(folder, chosen, values, configs, lambda text: errors.print(text), on_round)
         except KeyboardInterrupt:

@@ -20,9 +20,9 @@ class RoundProgress:
         self.console = console or Console(stderr=True)
         self._bar: Progress | None = None
 
-    def on_start(self, done: int, rounds: int) -> None:
-        """Show the bar, or the first line."""
-        self._begun, self._done, self._rounds = time.monotonic(), done, rounds
+    def on_start(self, done: int, rounds: int, spent: float = 0.0) -> None:
+        """Show the bar, or the first line; training began `spent` seconds ago."""
+        self._begun, self._done, self._rounds = time.monotonic() - spent, done, rounds
         if self.console.is_terminal:
             columns = (
                 TextColumn("[bold]{task.description}"),

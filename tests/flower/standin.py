@@ -30,7 +30,7 @@ class Dealer:
 
     def sum(self, grid, contents, group, deadline, poll):
         total, stayed = None, []
-        for reply in ask(grid, contents, KIND, group, deadline, poll):
+        for reply in ask(grid, contents.items(), KIND, group, deadline, poll):
             if reply.content is not None:
                 masked = reply.content["masked"]["vector"].numpy()
                 self.seen.append(masked)

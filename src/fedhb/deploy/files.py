@@ -37,6 +37,8 @@ def init(folder: Path, nodes: int, hosts: Sequence[str], port: int, settings: Se
     if not 0 < port < 65536:
         raise InputError(f"port={port}: give a number from 1 to 65535")
     every = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+    for host in every:
+        certificates.alternative(host)  # before anything is written
     write_app(folder / "app")
     certificates.make_authority(folder / "certificates")
     certificates.make_server(folder / "certificates", every)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedhb.algorithms import Algorithm, Arrays, Plan
@@ -95,11 +95,11 @@ class Federated:
         self.answered, self.seconds = [], {}
         common = None if algorithm.each else to_record(algorithm.broadcast(server, cohort[:1]))
         order = {"plan": dataclasses.asdict(plan), "round": rng.round, "attempt": self.attempts}
-        contents = {}
-        for client in cohort:
-            record = common if common is not None else to_record(algorithm.broadcast(server, [client]))
-            contents[client] = {"received": record, "order": order}
-        for client, reply in self.questions(contents, "train", rng.round):
+
+        def sent(client: int) -> ArrayRecord:
+            return common if common is not None else to_record(algorithm.broadcast(server, [client]))
+
+        for client, reply in self.questions(cohort, sent, order, "train"):
             try:
                 found = self.admit(client, reply, rng.round)
                 received = algorithm.broadcast(server, [client])
@@ -127,8 +127,6 @@ class Federated:
         expected = {"client": client, "round": round_number, "attempt": self.attempts}
         if any(said[key] != value for key, value in expected.items()):
             raise Refused(f"it is the answer of {said} and not of {expected}")
-        if client in self.answered:
-            raise Refused("answered twice: the second answer is ignored")
         check_alike(found, self.sample)
         check_finite(found)
         check_owner(found, client)
@@ -153,19 +151,25 @@ class Federated:
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
             raise Refused(f"it cannot be summed ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
 
-    def questions(self, contents: dict[int, dict[str, Any]], kind: str, round_number: int) -> Iterator[tuple[int, Reply]]:
-        """Ask these clients, and take their answers as they come. Clients whose node is not here answer so at once."""
-        online, sent, client_of = self.roster.online(), {}, {}
-        for client, content in contents.items():
-            member = self.roster.members.get(client)
-            if member is None or member.node not in online:
+    def questions(
+        self, clients: Sequence[int], sent: Callable[[int], ArrayRecord], order: dict[str, Any], kind: str
+    ) -> Iterator[tuple[int, Reply]]:
+        """Ask these clients, and take their answers as they come. Clients whose node is not here answer so at once.
+
+        What is `sent` to a client is made when it is sent.
+        """
+        online, members = self.roster.online(), self.roster.members
+        client_of = {members[c].node: c for c in clients if c in members and members[c].node in online}
+        for client in clients:
+            if client not in client_of.values():
                 yield client, Reply(0, None, "its node is not connected")
-                continue
-            order = to_config(self.common | {"counted": self.counted.get(client, 0)} | content["order"])
-            sent[member.node] = RecordDict({"received": content["received"], "order": order})
-            client_of[member.node] = client
-        contents.clear()
-        for reply in ask(self.grid, sent, kind, str(round_number), self.rules.deadline, self.rules.poll):
+
+        def content(client: int) -> RecordDict:
+            own = to_config(self.common | {"counted": self.counted.get(client, 0)} | order)
+            return RecordDict({"received": sent(client), "order": own})
+
+        every = ((node, content(client)) for node, client in client_of.items())
+        for reply in ask(self.grid, every, kind, str(order["round"]), self.rules.deadline, self.rules.poll):
             yield client_of[reply.node], reply
 
     def evaluate(self, result: Run, split: str) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -175,11 +179,10 @@ class Federated:
         order = {"split": split, "round": rng.round, "attempt": 0}
         everyone = (*census.clients, *census.holdout)
         self.roster.wait(everyone, len(everyone), min(self.rules.patience, STRAGGLERS))
-        contents = {client: {"received": record, "order": order} for client in everyone}
         before: dict[int, Any] = {}
         after: dict[int, Any] = {}
         names: list[str] = []
-        for client, reply in self.questions(contents, "evaluate", rng.round):
+        for client, reply in self.questions(everyone, lambda client: record, order, "evaluate"):
             try:
                 if reply.content is None:
                     raise Refused(reply.problem)

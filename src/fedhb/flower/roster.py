@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from fedhb.flower.talk import ask
 from fedhb.flower.task import Rules
 
 QUERY_DEADLINE = 120.0
+SILENCE = 300.0
+"""Seconds after which a node that did not say who it is is asked again: rounds do not wait for it every time."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Roster:
         self.members: dict[int, Member] = {}
         self.facts: dict[int, Facts] = {}
         self.owners: dict[int, str] = {}
-        self._asked: set[int] = set()
+        self._ask_again: dict[int, float] = {}  # when, for nodes that were asked
 
     def online(self) -> dict[int, str]:
         """The nodes that are connected now, each with the fingerprint of its key."""
@@ -46,19 +49,20 @@ class Roster:
     def refresh(self) -> dict[int, str]:
         """Ask the nodes that are new who they are; who is online."""
         online = self.online()
-        new = [node for node in online if node not in self._asked]
-        question = {node: RecordDict({"question": to_config({"question": "census"})}) for node in new}
-        for reply in ask(self.grid, question, "query", "census", QUERY_DEADLINE, self.rules.poll):
+        new = [node for node in online if self._ask_again.get(node, 0.0) <= time.monotonic()]
+        questions = [(node, RecordDict({"question": to_config({"question": "census"})})) for node in new]
+        deadline = min(QUERY_DEADLINE, self.rules.deadline)
+        for reply in ask(self.grid, questions, "query", "census", deadline, self.rules.poll):
             key = online[reply.node]
+            self._ask_again[reply.node] = math.inf  # it would say the same again
             try:
                 if reply.content is None:
                     raise ValueError(reply.problem)
                 self.enter(reply.node, key, Facts.read(str(reply.content["facts"]["facts"])), online)
-                self._asked.add(reply.node)
             except (ValueError, KeyError, TypeError) as error:
                 self.journal.note("node refused", str(error), node=reply.node, key=key)
-                if reply.content is not None or "error" in reply.problem:
-                    self._asked.add(reply.node)  # it would say the same again
+                if reply.content is None:
+                    self._ask_again[reply.node] = time.monotonic() + SILENCE
         return online
 
     def enter(self, node: int, key: str, facts: Facts, online: dict[int, str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedhb.api import problem_record, versions
+from fedhb.api import load, problem_record, versions
 from fedhb.conduct import claim, conduct
 from fedhb.engine.folder import RunFolder, as_json
 from fedhb.engine.loop import State
@@ -66,8 +66,8 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
     task = Task.of(settings, census, server_inputs(settings))
     job = task.job(folder)
     if resume and job.finished(folder):
-        journal.stand("done", "it was finished already")
-        raise InputError(f"{folder.path} holds this run, finished: read its result.json, or choose another out")
+        found: Run = load(folder.path)
+        return found
     made: list[Federated] = []
 
     def engine(state: State) -> Federated:

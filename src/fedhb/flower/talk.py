@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,9 @@ class Pull(threading.Thread):
         return not self.is_alive()
 
 
-def ask(grid: Grid, questions: Mapping[int, RecordDict], kind: str, group: str, deadline: float, poll: float) -> Iterator[Reply]:
+def ask(
+    grid: Grid, questions: Iterable[tuple[int, RecordDict]], kind: str, group: str, deadline: float, poll: float
+) -> Iterator[Reply]:
     """Every node's answer to its question, as it comes; then those that did not answer within `deadline` seconds.
 
     Questions are pushed and answers pulled one by one, so that no more than one whole answer is in memory.
@@ -63,7 +65,7 @@ def ask(grid: Grid, questions: Mapping[int, RecordDict], kind: str, group: str, 
     waiting: dict[str, int] = {}
     stalled: dict[str, Pull] = {}
     end = time.monotonic() + deadline
-    for node, content in questions.items():
+    for node, content in questions:
         message = Message(content, node, kind, ttl=deadline + 60.0, group_id=group)
         (pushed,) = list(grid.push_messages([message])) or [""]
         if pushed:
