@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-faults soak release-check lint docs bench clean
+.PHONY: help demo test test-faults test-federation soak release-check lint docs bench clean
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 17
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,privacy]'
 	touch $(READY)
 
 demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits and compare them
@@ -29,6 +29,9 @@ soak: $(READY)  ## The same with the full numbers of docs/reliability.md (hours)
 release-check: $(READY)  ## Build source and wheel, install them into a clean environment, use them; versions, licences, advisories
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
 	$(BIN)/python -m pytest -m release -rs tests/release
+
+test-federation: $(READY)  ## Real Flower processes on loopback: same numbers, faults, a killed server (about ten minutes)
+	$(BIN)/python -m pytest -m federation tests/federation
 
 lint: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff check .

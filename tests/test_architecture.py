@@ -22,16 +22,18 @@ LAYERS = (
     ("likelihood",),
     ("distributions",),
     ("algorithms",),
-    ("updates",),
+    ("updates", "privacy", "fixedpoint"),
     ("engine",),
     ("evaluation",),
     ("settings", "models", "run", "progress"),
     ("conduct", "stored"),
     ("api",),
     ("experiment", "bench"),
+    ("flower",),
+    ("deploy",),
     ("paper",),
     ("tune",),
-    ("cli_data", "cli_paper", "cli", "__main__"),
+    ("cli_data", "cli_paper", "cli_deploy", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""
 

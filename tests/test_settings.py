@@ -38,13 +38,15 @@ values = st.one_of(
     st.lists(st.one_of(st.integers(), st.text(max_size=5))),
 )
 fields = {
-    **dict.fromkeys(("dataset", "data", "model", "head", "device"), st.text()),
+    **dict.fromkeys(("dataset", "data", "model", "head", "device", "secure_sum"), st.text()),
     **dict.fromkeys(
         ("num_clients", "rounds", "local_epochs", "batch_size", "personal_epochs", "checkpoint_every", "shards_per_client"),
         at_least_one,
     ),
     **dict.fromkeys(("holdout_clients", "max_examples", "workers", "seed"), not_negative),
-    **dict.fromkeys(("lr", "personal_lr", "alpha"), positive),
+    **dict.fromkeys(("lr", "personal_lr", "alpha", "dp_clip"), positive),
+    "dp_noise": st.floats(0, allow_infinity=False),
+    "dp_delta": st.floats(0, 1, exclude_min=True, exclude_max=True),
     **dict.fromkeys(("momentum", "validation", "server_share"), share),
     "fraction": st.floats(0, 1, exclude_min=True),
     "algorithm": st.sampled_from(module.ALGORITHMS),

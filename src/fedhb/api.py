@@ -16,12 +16,13 @@ from torch import nn
 from fedhb import algorithms
 from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
 from fedhb.clients import Clients
-from fedhb.conduct import Job, claim, conduct
+from fedhb.conduct import Job, claim, conduct, mechanism
 from fedhb.engine import checkpoint
 from fedhb.engine.choose import Automatic
 from fedhb.engine.folder import EVALUATED, RunFolder, sealed
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Callback, State, Training
+from fedhb.engine.schedule import cohort_size
 from fedhb.errors import InputError
 from fedhb.evaluation.ledger import Ledger
 from fedhb.likelihood import Likelihood
@@ -59,6 +60,9 @@ def fit(
     checkpoint_every: int = 10,
     device: str = "cpu",
     workers: int = 0,
+    dp_noise: float = 0.0,
+    dp_clip: float = 1.0,
+    dp_delta: float = 1e-5,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
     settings_toml: Callable[[Mapping[str, str]], str] | None = None,
@@ -84,6 +88,7 @@ def fit(
         resume: go on where a run in `out` stopped.
         checkpoint_every: rounds between checkpoints.
         device, workers: where it runs; workers=0 means as many processes as pay off, at most one per core.
+        dp_noise, dp_clip, dp_delta: differential privacy (privacy.py); noise 0 for none.
         progress: show it.
         callbacks: told of every round.
         settings_toml, rebuild: for the command line: what settings.toml holds, and how `load` makes the model again.
@@ -92,7 +97,8 @@ def fit(
     given = {"lr": lr, "momentum": momentum, "personal_lr": personal_lr, "personal_epochs": personal_epochs}
     chosen = Settings(  # which knows every bound
         rounds=rounds, fraction=fraction, local_epochs=local_epochs, batch_size=batch_size, schedule=schedule, seed=seed,
-        batch_norm=batch_norm, checkpoint_every=checkpoint_every, workers=workers, **training_values(algorithm, given),
+        batch_norm=batch_norm, checkpoint_every=checkpoint_every, workers=workers, dp_noise=dp_noise,
+        dp_clip=dp_clip, dp_delta=dp_delta, **training_values(algorithm, given),
     )  # fmt: skip
     check_device(device)
     if evaluate_on not in (None, "train", "validation", "test"):
@@ -113,6 +119,8 @@ def fit(
         rounds, fraction, Plan(local_epochs, batch_size, chosen.lr, chosen.momentum, algorithm.update == "full"), schedule, seed
     )
     personal_plan = Plan(chosen.personal_epochs, batch_size, chosen.personal_lr, chosen.momentum, train_head=True)
+    folder = claim(out, resume)
+    private = (dp_noise, dp_clip, dp_delta) if dp_noise else ()
     job = Job(
         problem=problem,
         algorithm=algorithm,
@@ -120,12 +128,12 @@ def fit(
         personal_plan=personal_plan,
         num_clients=len(clients),
         input_shape=tuple(clients.train.x.shape[1:]),
-        fingerprint=fingerprint_of(problem, algorithm, training, clients),
+        fingerprint=fingerprint_of(problem, algorithm, training, clients, *private),
         constants=network.constants(),
+        privacy=mechanism(folder, dp_noise, dp_clip, dp_delta, len(clients), cohort_size(len(clients), fraction)),
     )
     network.to(device)
     clients = clients.to(device)
-    folder = claim(out, resume)
     if folder is not None and resume and job.finished(folder):
         return load(folder.path, model=model, algorithm=algorithm, likelihood=likelihood)
 
@@ -134,7 +142,7 @@ def fit(
         return {"settings.toml": toml.encode(), "problem.json": sealed(problem_record(result, head, batch_norm, rebuild))}
 
     def engine(state: State) -> Automatic:
-        return Automatic(problem, algorithm, clients, state.store, training=training, done=state.done, workers=workers)
+        return Automatic(problem, job.trained, clients, state.store, training=training, done=state.done, workers=workers)
 
     def evaluation(result: Run) -> dict[str, Any]:
         def of(who: Clients | None, name: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench | paper | tune`.
+"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench | paper | tune | deploy`.
 
 Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted, 143 terminated.
 """
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedhb import cli_data, cli_paper
+from fedhb import cli_data, cli_deploy, cli_paper
 from fedhb.engine import memory
 from fedhb.errors import InputError, Stopped
 from fedhb.settings import ALGORITHMS, Settings, read_toml
@@ -320,6 +320,9 @@ def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
             cells.append(f"[bold]{text}[/bold]" if value["mean"] == best[task, m] else text)
         table.add_row(row["algorithm"], *cells, f"{row['seconds']:.1f}")
     return table
+
+
+cli_deploy.register(app, console, errors, with_settings, show_result)
 
 
 def main() -> None:

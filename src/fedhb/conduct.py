@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from fedhb.engine.folder import EVALUATED, RunFolder, as_json
 from fedhb.engine.keeper import Keeper
 from fedhb.engine.loop import Callback, Executor, State, Training, run
 from fedhb.errors import InputError
+from fedhb.privacy import Privacy, Private
 from fedhb.progress import RoundProgress
 from fedhb.run import Run, one_thread
 from fedhb.seeding import Randomness
@@ -54,6 +56,12 @@ class Job:
     input_shape: tuple[int, ...]
     fingerprint: str
     constants: Arrays
+    privacy: Privacy | None = None
+
+    @property
+    def trained(self) -> Algorithm:
+        """The algorithm as it is trained: with clipped and noised sums where the run is private."""
+        return Private(self.algorithm, self.privacy) if self.privacy is not None else self.algorithm  # type: ignore[return-value]
 
     def finished(self, folder: RunFolder) -> bool:
         """Whether the folder holds this run with its result; without its last checkpoint, or with a damaged result, it is
@@ -72,6 +80,23 @@ def claim(out: str | os.PathLike[str] | None, resume: bool) -> RunFolder | None:
     if folder is not None and not resume:
         folder.refuse_run()
     return folder
+
+
+def mechanism(folder: RunFolder | None, noise: float, clip: float, delta: float, num_clients: int, cohort: int) -> Privacy | None:
+    """The privacy of a run, or None. The secret that its noise is drawn from stays with the run, readable to its owner alone."""
+    if noise == 0:
+        return None
+    key, path = secrets.token_bytes(32), folder.path / "noise.key" if folder is not None else None
+    if path is not None:
+        if path.exists():
+            key = path.read_bytes()
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(key)
+    privacy = Privacy(noise, clip, delta, num_clients, cohort, key)
+    privacy.epsilon(1)  # before the first round: is the accountant there, and can it count?
+    return privacy
 
 
 def conduct(
@@ -122,11 +147,14 @@ def conduct(
         executor = engine(state)
         shown = [RoundProgress(f"{job.algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
         try:
-            run(job.problem, job.algorithm, job.num_clients, job.training, state, executor, [*callbacks, keeper, *shown])
+            told = [*callbacks, *([_Spent(job.privacy)] if job.privacy else []), keeper, *shown]
+            run(job.problem, job.trained, job.num_clients, job.training, state, executor, told)
             begun = time.perf_counter()
             found = evaluation(result)
             seconds = {"train": state.seconds, "evaluate": time.perf_counter() - begun}
             result.result = summary(result, found, about, seconds) | {"executor": dict(executor.chosen)}
+            if job.privacy is not None:
+                result.result["privacy"] = job.privacy.record(state.done)
             if folder is not None:
                 folder.write_result(as_json(result.result))
                 (folder.path / EVALUATED).unlink(missing_ok=True)
@@ -134,6 +162,23 @@ def conduct(
         finally:
             executor.close()
     return result
+
+
+class _Spent:
+    """Records what the rounds have cost so far."""
+
+    def __init__(self, privacy: Privacy):
+        self.privacy = privacy
+
+    def on_start(self, done: int, rounds: int) -> None:
+        """Nothing to do before the first round."""
+
+    def on_round(self, record: dict[str, Any], state: State) -> None:
+        """Epsilon after this round."""
+        record["epsilon"] = self.privacy.epsilon(state.done)
+
+    def on_end(self) -> None:
+        """Nothing to do at the end."""
 
 
 def summary(result: Run, found: Mapping[str, Any], about: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -95,7 +95,8 @@ def model_of(settings: Settings, clients: Clients) -> tuple[nn.Module, dict[str,
 def fit_options(settings: Settings) -> dict[str, Any]:
     """What `fit` takes of the settings as they are."""
     names = "rounds fraction local_epochs batch_size lr momentum schedule personal_lr personal_epochs seed batch_norm evaluate_on"
-    found = {name: getattr(settings, name) for name in (*names.split(), "checkpoint_every", "device", "workers")}
+    more = "checkpoint_every device workers dp_noise dp_clip dp_delta"
+    found = {name: getattr(settings, name) for name in (*names.split(), *more.split())}
     return found | {"head": settings.head or None}
 
 
@@ -108,6 +109,8 @@ def train(
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """One run by its settings."""
+    if settings.secure_sum:
+        raise InputError(f"secure_sum={settings.secure_sum!r}: in one process there is no server to hide from; leave it out")
     algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
     clients, holdout = make_clients(settings, dataset)
     model, spec = model_of(settings, clients)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +14,7 @@ from fedhb.clients import Clients
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.network import Network, Weights
+from fedhb.values import imported
 
 LEAST_DEVIATION = 1e-12
 """Of real targets: smaller ones cannot be told from targets that are all the same."""
@@ -29,16 +27,7 @@ def make_model(name: str, input_shape: Sequence[int], num_outputs: int, options:
         try:
             if ":" not in name:
                 return nets.build(name, input_shape, num_outputs, **options)
-            module_name, _, attribute = name.partition(":")
-            sys.path.insert(0, str(Path.cwd()))
-            try:
-                factory = getattr(importlib.import_module(module_name), attribute)
-            except (ImportError, AttributeError) as error:
-                raise InputError(
-                    f"model {name!r} cannot be imported ({error}): write pkg.mod:factory, importable from here"
-                ) from None
-            finally:
-                sys.path.pop(0)
+            factory = imported("model", name)
             model = factory(tuple(input_shape), num_outputs, **options)
         except TypeError as error:
             raise InputError(f"model {name!r} does not take these options ({error})") from None

@@ -20,9 +20,9 @@ class RoundProgress:
         self.console = console or Console(stderr=True)
         self._bar: Progress | None = None
 
-    def on_start(self, done: int, rounds: int) -> None:
-        """Show the bar, or the first line."""
-        self._begun, self._done, self._rounds = time.monotonic(), done, rounds
+    def on_start(self, done: int, rounds: int, spent: float = 0.0) -> None:
+        """Show the bar, or the first line; training began `spent` seconds ago."""
+        self._begun, self._done, self._rounds = time.monotonic() - spent, done, rounds
         if self.console.is_terminal:
             columns = (
                 TextColumn("[bold]{task.description}"),
@@ -39,14 +39,18 @@ class RoundProgress:
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Move the bar, or print a line for every tenth of the rounds."""
-        loss, score = record["loss"], record["score"]
-        status = f"loss {loss:.3f}  score {score:.3f}{self.note()}"
+        self.show(state.done, record)
+
+    def show(self, done: int, record: dict[str, Any]) -> None:
+        """The same for whoever has a round's record alone."""
+        shown = [f"{key} {record[key]:.3f}  " for key in ("loss", "score") if record[key] is not None]
+        status = "".join(shown).rstrip() + self.note()
         if self._bar is not None:
-            self._bar.update(self._task, completed=state.done, status=status)
-        elif state.done == self._rounds or state.done % max(1, self._rounds // 10) == 0:
+            self._bar.update(self._task, completed=done, status=status)
+        elif done == self._rounds or done % max(1, self._rounds // 10) == 0:
             spent = time.monotonic() - self._begun
-            left = spent / (state.done - self._done) * (self._rounds - state.done)
-            self.console.print(f"{self.label}: round {state.done}/{self._rounds}  {status}  {left:.0f} s left", highlight=False)
+            left = spent / (done - self._done) * (self._rounds - done)
+            self.console.print(f"{self.label}: round {done}/{self._rounds}  {status}  {left:.0f} s left", highlight=False)
 
     def on_end(self) -> None:
         """Take the bar away."""

@@ -86,6 +86,10 @@ class Settings:
     device: str = _setting("cpu", "cpu or cuda")
     workers: int = _setting(0, "worker processes; 0: as many as pay off")
     checkpoint_every: int = _setting(10, "rounds between checkpoints")
+    secure_sum: str = _setting("", "a protocol, pkg.mod:protocol, under which a federation's server sees sums alone (deploy)")
+    dp_noise: float = _setting(0.0, "differential privacy: noise on the sums, in units of the longest contribution; 0: none")
+    dp_clip: float = _setting(1.0, "C: length that a client's contribution is clipped to")
+    dp_delta: float = _setting(1e-5, "delta at which epsilon is reported")
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Tables of the algorithms' own settings, and of the model's."""
 
@@ -102,7 +106,7 @@ class Settings:
         for name in positive:
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: give at least 1")
-        for name in ("lr", "personal_lr", "alpha"):
+        for name in ("lr", "personal_lr", "alpha", "dp_clip"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name}={getattr(self, name)}: give a positive number")
         for name in ("holdout_clients", "max_examples", "workers", "seed"):
@@ -110,6 +114,10 @@ class Settings:
                 raise InputError(f"{name}={getattr(self, name)}: give 0 or more")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum={self.momentum}: give a number from 0 up to, but not including, 1")
+        if not 0 <= self.dp_noise < float("inf"):
+            raise InputError(f"dp_noise={self.dp_noise}: give 0 for no privacy, or a positive number such as 1.0")
+        if not 0 < self.dp_delta < 1:
+            raise InputError(f"dp_delta={self.dp_delta}: give a small positive number, well below 1 / number of clients")
         if not 0 <= self.server_share < 1:
             raise InputError(f"server_share={self.server_share}: give a share from 0 up to, but not including, 1")
         if not 0 <= self.validation < 1:

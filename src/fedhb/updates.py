@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from fedhb.algorithms.base import Arrays
 from fedhb.errors import DivergedError
+
+
+class Refused(Exception):
+    """An answer that must not enter a sum, and why. The run goes on without it."""
 
 
 def check_personal(weights: Tensor, ids: Sequence[int]) -> None:
@@ -30,6 +36,70 @@ def admit(found: Arrays, ids: Sequence[int], round_number: int) -> Arrays:
                 "lower the learning rate or the momentum"
             )
     return found
+
+
+def check_alike(found: Arrays, sample: Arrays) -> None:
+    """Refuse an answer [1, ...] whose keys, shapes or types are not those of the sample."""
+    if found.keys() != sample.keys():
+        raise Refused(f"it holds {sorted(found)} instead of {sorted(sample)}")
+    for key, like in sample.items():
+        if found[key].shape != like.shape:
+            raise Refused(f"{key!r} has shape {list(found[key].shape)} instead of {list(like.shape)}")
+        if found[key].dtype != like.dtype:
+            raise Refused(f"{key!r} has type {found[key].dtype} instead of {like.dtype}")
+
+
+def check_finite(found: Arrays) -> None:
+    """Refuse an answer, or its sums, with a NaN or an infinity."""
+    for key, value in found.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise Refused(f"{key!r} holds NaN or infinity")
+
+
+def check_owner(found: Arrays, client: int) -> None:
+    """Refuse an answer that says it is another client's."""
+    if "client" in found and found["client"].flatten().tolist() != [client]:
+        raise Refused(f"it says it is client {found['client'].flatten().tolist()}'s")
+
+
+class Lengths:
+    """How long the vectors of an answer may be: `growth` times what they were in the round before, and never under the length of
+    a vector of ones. The first measure is a sample answer. Few numbers (fewer than `least`) are no vector of weights."""
+
+    def __init__(self, sample: Arrays, growth: float, least: int):
+        self.growth = growth
+        self.before = {key: _norm(v) for key, v in sample.items() if v.is_floating_point() and v.numel() >= least}
+        self._seen: dict[str, list[float]] = {key: [] for key in self.before}
+
+    def check(self, found: Arrays) -> None:
+        """Refuse an answer with a vector that is absurdly long."""
+        for key, before in self.before.items():
+            length, bound = _norm(found[key]), self.growth * max(before, math.sqrt(found[key].numel()))
+            if not length <= bound:
+                raise Refused(f"{key!r} has norm {length:.3g}, above the bound {bound:.3g}")
+
+    def note(self, found: Arrays) -> None:
+        """Remember how long an admitted answer's vectors are."""
+        for key, lengths in self._seen.items():
+            lengths.append(_norm(found[key]))
+
+    def settle(self) -> None:
+        """The round is done: half of its answers were no longer than what is the measure from now on."""
+        for key, lengths in self._seen.items():
+            self.before[key] = median(lengths) if lengths else self.before[key]
+        self._seen = {key: [] for key in self.before}
+
+
+def check_metrics(metrics: Mapping[str, object], names: Sequence[str]) -> dict[str, float]:
+    """A client's metrics, which must have these names and be finite numbers."""
+    values = {name: metrics.get(name) for name in names}
+    if metrics.keys() != set(names) or not all(isinstance(v, float) and math.isfinite(v) for v in values.values()):
+        raise Refused(f"its metrics are {dict(metrics)}")
+    return {name: float(value) for name, value in values.items() if isinstance(value, float)}
+
+
+def _norm(value: Tensor) -> float:
+    return float(value.double().norm())
 
 
 def _not_finite(values: Tensor) -> int | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fedhb.errors import InputError
@@ -23,6 +26,18 @@ def convert(key: str, value: Any, default: Any) -> Any:
     except (ValueError, TypeError, KeyError, OverflowError):
         expected = "true or false" if kind is bool else f"a value like {default!r}"
         raise InputError(f"{key}={value!r} is not {expected}") from None
+
+
+def imported(what: str, name: str, kind: str = "factory") -> Any:
+    """The object that `pkg.mod:attribute` names, importable from the working directory too."""
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"{what} {name!r} cannot be imported ({error}): write pkg.mod:{kind}, importable from here") from None
+    finally:
+        sys.path.pop(0)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -69,6 +69,8 @@ class Algorithm(Protocol):
     """Whether anything travels between server and clients; where not, what they exchange is not counted as sent."""
     each: ClassVar[tuple[str, ...]]
     """The keys of `broadcast` that differ between clients and so have a leading client axis [C, ...]."""
+    private: ClassVar[bool]
+    """Whether its sums may be clipped and noised (privacy.py): averages of differences, and nothing else; not inherited."""
     training: ClassVar[Mapping[str, float]]
     """Values of lr, momentum, personal_lr and personal_epochs that a run takes where it is given none; not inherited."""
 
@@ -195,6 +197,7 @@ class Stateless:
     pools: ClassVar[bool] = False
     sends: ClassVar[bool] = True
     each: ClassVar[tuple[str, ...]] = ()
+    private: ClassVar[bool] = False
     training: ClassVar[Mapping[str, float]] = {}
     update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
 

@@ -31,6 +31,7 @@ class FedAvg(Stateless):
     """Federated averaging."""
 
     name: ClassVar[str] = "fedavg"
+    private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     weighted: bool = field(default=True, metadata={"help": "average by the clients' number of examples, else equally"})

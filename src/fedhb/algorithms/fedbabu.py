@@ -24,6 +24,7 @@ class FedBABU(FedAvg):
     """FedAvg of the body under a fixed random head."""
 
     name: ClassVar[str] = "fedbabu"
+    private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
     update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
     weighted: bool = field(default=False, metadata={"help": "average by the clients' number of examples, else equally"})

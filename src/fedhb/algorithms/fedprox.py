@@ -22,6 +22,7 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 
     name: ClassVar[str] = "fedprox"
+    private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     mu: float = field(default=0.01, metadata={"help": "strength of the pull towards the received weights"})

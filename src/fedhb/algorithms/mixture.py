@@ -49,6 +49,7 @@ class Mixture(Hierarchical):
     """K prototypes with a gate."""
 
     name: ClassVar[str] = "mixture"
+    private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 5}
     begin: str = field(
         default="global", metadata={"help": "where clients begin: global (the centre), last, or nearest (prototype)"}
@@ -185,6 +186,10 @@ class Mixture(Hierarchical):
             if key in summary:
                 new[key] = step(server[key], summary[key] / count)
         return new
+
+    def repair(self, summary: Arrays, deviation: float) -> Arrays:
+        """Under noise of this deviation (privacy.py), a prototype whose mass does not stand out of it has no clients."""
+        return summary | {"c": torch.where(summary["c"] > 2.0 * deviation, summary["c"], 0.0)}
 
     def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
         """Alg. 8: sum_j g_j(x) p(y | x, r_j), mixed as probabilities."""

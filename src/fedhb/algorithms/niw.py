@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Plan, Problem
+from fedhb.algorithms.bounded import Bounded
 from fedhb.algorithms.evidence import best_variance, layer_sizes, means, measure, occam, scatter, spread
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
@@ -42,10 +43,11 @@ TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class NIW(Hierarchical):
+class NIW(Bounded, Hierarchical):
     """Gaussian clients under a Normal-Inverse-Wishart posterior."""
 
     name: ClassVar[str] = "niw"
+    private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     average: float = field(

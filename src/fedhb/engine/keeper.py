@@ -60,7 +60,7 @@ class Keeper:
             checkpoint.save(self.folder.checkpoints, state, self.constants, self.fingerprint, records)
 
 
-def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients: Clients) -> str:
+def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients: Clients, *more: Any) -> str:
     """A hash of everything that training depends on: a checkpoint goes on only under the same one."""
     network = problem.network
     digest = hashlib.sha256()
@@ -77,6 +77,7 @@ def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients
         repr(likelihood) if dataclasses.is_dataclass(likelihood) else type(likelihood).__qualname__,
         clients.augment,
         clients.num_classes,
+        *more,
     ]
     digest.update(json.dumps(about, sort_keys=True, default=str).encode())
     share = clients.train

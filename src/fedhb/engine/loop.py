@@ -110,13 +110,11 @@ def one_round(
     summary, traffic = executor.run(state.server, positions, plan, rng)
     server = algorithm.aggregate(problem, state.server, summary, rng)
     check_server(server, rng.round)
-    examples = summary["examples"].item()
     record: dict[str, Any] = {
         "round": state.done + 1,
         "lr": lr,
         "clients": len(positions),
-        "loss": summary["loss"].item() / examples,
-        "score": summary["score"].item() / examples,
+        **{key: summary[key].item() / summary["examples"].item() if key in summary else None for key in ("loss", "score")},
         **algorithm.report(problem, state.server, summary),
         "down_bytes": traffic.down,
         "up_bytes": traffic.up,

@@ -1,0 +1,186 @@
+"""`fedhb deploy init | config | up`: a federation of real nodes on Flower, made ready and tried out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+
+from fedhb.errors import InputError
+from fedhb.settings import Settings
+
+Deadline = Annotated[Optional[float], typer.Option(help="seconds that nodes have for a round's answers [600]")]  # noqa: UP045
+MinAnswers = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--min-answers", help="share of a round's clients that must answer, else it is tried again [0.5]"),
+]
+Retries = Annotated[Optional[int], typer.Option(help="how often a failed round is tried again [3]")]  # noqa: UP045
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment's folder")]
+SetOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="an algorithm's or the model's own setting"),
+]
+
+
+def register(
+    app: typer.Typer, console: Console, errors: Console, with_settings: Callable[..., Any], show: Callable[..., None]
+) -> None:
+    """Add the commands to the command line."""
+    deploy = typer.Typer(help="A federation of real nodes on Flower: make it ready, try it out.", no_args_is_help=True)
+    app.add_typer(deploy, name="deploy")
+
+    @deploy.command()
+    @with_settings
+    def init(
+        flags: dict[str, Any],
+        folder: Folder,
+        nodes: Annotated[int, typer.Option(help="number of nodes: a key is made for each")] = 3,
+        host: Annotated[Optional[list[str]], typer.Option(help="names and addresses of the server [127.0.0.1]")] = None,  # noqa: UP045
+        port: Annotated[int, typer.Option(help="the server's port")] = 8000,
+        settings: Annotated[Optional[Path], typer.Option(help="a settings file; flags override it")] = None,  # noqa: UP045
+        set_: SetOption = None,
+    ) -> None:
+        """Write the app, its configuration, certificates and node keys."""
+        need_flower()
+        from fedhb.deploy import files
+
+        chosen = resolve(settings, flags, set_, nodes)
+        files.init(folder, nodes, host or ["127.0.0.1"], port, chosen)
+        console.print(f"{folder}: app, settings.toml, run.toml, certificates and {nodes} node keys", highlight=False)
+        console.print(
+            f"try it here: fedhb deploy up {folder} --nodes {nodes}; on several machines: docs/deployment.md", highlight=False
+        )
+
+    @deploy.command()
+    @with_settings
+    def config(
+        flags: dict[str, Any],
+        folder: Folder,
+        nodes: Annotated[int, typer.Option(help="clients that must be there before the first round")],
+        out: Annotated[Optional[Path], typer.Option(help="folder for results, on the server's machine [DIR/run]")] = None,  # noqa: UP045
+        resume: Annotated[bool, typer.Option("--resume", help="go on where the run in --out stopped")] = False,
+        deadline: Deadline = None,
+        min_answers: MinAnswers = None,
+        retries: Retries = None,
+        set_: SetOption = None,
+    ) -> None:
+        """Write DIR/run.toml, the run config of `flwr run`, from DIR/settings.toml and flags."""
+        need_flower()
+        from fedhb.deploy import files
+        from fedhb.flower.task import Rules
+
+        chosen = resolve(folder / "settings.toml", flags, set_, nodes)
+        rules = given(deadline=deadline, min_answers=min_answers, retries=retries)
+        Rules(nodes=nodes, **rules)
+        values = {"nodes": nodes, "out": str((out or folder / "run").absolute()), "resume": resume, **rules}
+        path = files.write_run_config(folder, chosen, values)
+        console.print(f"{path}: start it with flwr run {folder}/app fedhb --run-config {path} --stream", highlight=False)
+
+    @deploy.command()
+    @with_settings
+    def up(
+        flags: dict[str, Any],
+        folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="the deployment's folder; made where it is absent")] = Path(
+            "runs/federation"
+        ),
+        nodes: Annotated[int, typer.Option(help="number of nodes: as many clients")] = 3,
+        out: Annotated[Optional[Path], typer.Option(help="folder for results [DIR/run]")] = None,  # noqa: UP045
+        resume: Annotated[bool, typer.Option("--resume", help="go on where the run in --out stopped")] = False,
+        deadline: Deadline = None,
+        min_answers: MinAnswers = None,
+        retries: Retries = None,
+        set_: SetOption = None,
+    ) -> None:
+        """Start a SuperLink with TLS and node authentication and nodes on this machine, run, show progress, stop everything."""
+        need_flower()
+        from fedhb.conduct import claim
+        from fedhb.deploy import certificates, files
+        from fedhb.deploy.up import up as run_up
+        from fedhb.flower.task import Rules
+        from fedhb.progress import RoundProgress
+
+        file = folder / "settings.toml"
+        chosen = resolve(file if file.exists() else None, flags, set_, nodes)
+        rules = given(deadline=deadline, min_answers=min_answers, retries=retries)
+        Rules(nodes=nodes, **rules)  # before anything starts: it knows the bounds
+        target = (out or folder / "run").absolute()
+        claim(target, resume)
+        if resume and (target / "result.json").exists():
+            console.print(f"{target} was finished already: nothing to do", highlight=False)
+            show(json.loads((target / "result.json").read_text(encoding="utf-8")))
+            return
+        if not file.exists():
+            files.init(folder, nodes, ["127.0.0.1"], 8000, chosen)
+        for k in range(nodes):
+            if not (folder / "keys" / f"node-{k}").exists():
+                certificates.make_node_key(folder / "keys" / f"node-{k}")
+        (folder / "settings.toml").write_text(chosen.to_toml({}), encoding="utf-8")
+        shared = {"shared": str(Path(chosen.data).absolute())} if chosen.data else {}
+        keep = {"keep": str((folder / "memory").absolute())}
+        configs = [{"partition-id": k, **shared, "keep": f"{keep['keep']}/node-{k}"} for k in range(nodes)]
+        bar = RoundProgress(f"{chosen.algorithm} on {nodes} nodes", errors)
+        state: dict[str, Any] = {"records": []}
+
+        def on_round(record: dict[str, Any]) -> None:
+            if not state["records"]:
+                bar.on_start(record["round"] - 1, chosen.rounds, record["seconds"])
+            state["records"].append(record)
+            bar.show(record["round"], record)
+
+        values = {"nodes": nodes, "out": str(target), "resume": resume, **rules}
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that whoever ends this process ends what it started
+        try:
+            result = run_up(folder, chosen, values, configs, lambda text: errors.print(text), on_round)
+        except KeyboardInterrupt:
+            errors.print(f"\nstopped; go on with [bold]fedhb deploy up {folder} --nodes {nodes} --resume[/bold]")
+            raise
+        finally:
+            bar.on_end()
+        show(result)
+        console.print(pace(state["records"]), highlight=False)
+        console.print(f"results in {target}; the same run in one process: fedhb train {folder}/settings.toml", highlight=False)
+
+
+def need_flower() -> None:
+    """Refuse politely where Flower is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("Flower is not installed: pip install 'fedhb[flower]'")
+
+
+def resolve(source: Path | None, flags: dict[str, Any], overrides: list[str] | None, nodes: int) -> Settings:
+    """The settings of a run on so many nodes. All of them take part in every round unless a fraction is given."""
+    if nodes < 1:
+        raise InputError(f"nodes={nodes}: give at least 1")
+    if flags.get("num_clients") not in (None, nodes):
+        raise InputError(f"num_clients={flags['num_clients']} on {nodes} nodes: a node is a client; leave num_clients out")
+    fraction = {"fraction": 1.0} if source is None and flags.get("fraction") is None else {}
+    return replace(Settings.resolve(source, flags | fraction, overrides or ()), num_clients=nodes)
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Those that were given."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def pace(records: list[dict[str, Any]]) -> str:
+    """How long a round took, and what of it was what."""
+    if not records:
+        return "no round was run"
+    mean = sum(r["seconds"] for r in records) / len(records)
+    work, process = (
+        sum(r["node_seconds"].get(f"{what}_seconds", 0.0) for r in records) / len(records) for what in ("work", "process")
+    )
+    start, wait = max(process - work, 0.0), max(mean - process, 0.0)
+    return (
+        f"a round took {mean:.1f} s: {work:.2f} s of work on the slowest node, {start:.1f} s to start its process (Flower starts "
+        f"one per message, which imports torch), {wait:.1f} s of polling (nodes look for messages every 3 s) and transport"
+    )

@@ -1,0 +1,99 @@
+"""What a node holds: its partition of a named data set, its owner's .npz file, or what a Python function returns.
+
+The owner decides, in the node's config; a run cannot make a node read another file.
+
+    partition-id=2                              the client's id; its partition of the run's named data set
+    partition-id=2 data="/data/mine.npz"        the owner's own file, all of it
+    partition-id=2 data="pkg.mod:factory"       factory(client_id, settings) -> ((x, y), (x_test, y_test) or None)
+    partition-id=2 shared="/data/all.npz"       its partition of a file that several nodes can read
+    holdout=true                                with data: the client never trains and is evaluated as a novel one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhb.clients import Clients
+from fedhb.data import read_npz
+from fedhb.errors import InputError
+from fedhb.experiment import make_clients
+from fedhb.settings import Settings
+from fedhb.values import imported
+
+
+@dataclass(frozen=True)
+class Node:
+    """One client, whether it trains, and whether its data are its owner's own (then nobody else knows how they are scaled)."""
+
+    client: Clients
+    trains: bool
+    own: bool
+
+    @property
+    def id(self) -> int:
+        """The client's id."""
+        return int(self.client.ids[0])
+
+
+def client_id(config: Mapping[str, Any]) -> int:
+    """The partition id of a node's config."""
+    value = config.get("partition-id")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InputError(
+            f"the node's partition-id is {value!r}: start it with --node-config 'partition-id=0', a number of its own"
+        )
+    return value
+
+
+def load(settings: Settings, config: Mapping[str, Any]) -> Node:
+    """The client of a node with this config, in a run with these settings."""
+    number, source = client_id(config), config.get("data")
+    if source is None:
+        return _partition(settings, number, config.get("shared"))
+    client = _from_function(str(source), number, settings) if _is_function(str(source)) else _from_file(Path(str(source)), number)
+    if settings.max_examples:
+        client = client.with_at_most(settings.max_examples, settings.seed)
+    if settings.validation:
+        client = client.with_validation(settings.validation, settings.seed)
+    return Node(client, trains=not config.get("holdout", False), own=True)
+
+
+def _partition(settings: Settings, number: int, shared: Any) -> Node:
+    """This client's partition, cut as the simulator cuts it."""
+    if settings.data and shared is None:
+        raise InputError(
+            f"the run's settings name the file {settings.data}, which is not this node's: give the node its own, "
+            "--node-config 'data=\"FILE.npz\"', or one that nodes share, 'shared=\"FILE.npz\"'"
+        )
+    clients, holdout = make_clients(replace(settings, data=str(shared) if shared is not None else ""))
+    for group, trains in ((clients, True), (holdout, False)):
+        if group is not None and number in group.ids.tolist():
+            return Node(group.select([group.ids.tolist().index(number)]), trains, own=False)
+    count = len(clients) + (len(holdout) if holdout is not None else 0)
+    raise InputError(f"partition-id={number}, but the data are cut into {count} partitions: give a number from 0 to {count - 1}")
+
+
+def _is_function(source: str) -> bool:
+    return ":" in source and not source.endswith(".npz")
+
+
+def _from_file(path: Path, number: int) -> Clients:
+    dataset = read_npz(path)
+    rows = [np.arange(len(dataset.train))], [np.arange(len(dataset.test))]
+    return replace(Clients.from_rows(dataset, *rows), ids=torch.tensor([number]), files={})
+
+
+def _from_function(source: str, number: int, settings: Settings) -> Clients:
+    factory = imported("data", source)
+    try:
+        train, test = factory(number, settings)
+        (x, y), held = train, None if test is None else [tuple(test)]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"data={source!r} must return ((x, y), (x_test, y_test) or None): {error}") from None
+    return Clients.from_arrays([(x, y)], held, ids=[number])

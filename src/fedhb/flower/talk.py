@@ -1,0 +1,99 @@
+"""Asking nodes and taking their answers one at a time, as they come. Nothing that was read is kept here.
+
+Flower's pull waits, for minutes, for an answer that was announced and whose arrays do not come: a node that dies in the upload,
+or means harm, would hold up the round. So every pull has a thread of its own, and one that stalls is left behind.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+STALL = 5.0
+"""Seconds after which a pull that has not ended is left alone, and looked at again in passing."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came, or did not, from the node that was asked: its content, or None and why."""
+
+    node: int
+    content: RecordDict | None
+    problem: str = ""
+
+
+class Pull(threading.Thread):
+    """One pull of one message's answer."""
+
+    def __init__(self, grid: Grid, number: str):
+        super().__init__(daemon=True)
+        self.grid, self.number = grid, number
+        self.replies: list[Any] = []
+        self.error: BaseException | None = None
+        self.patience = STALL
+        self.start()
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            self.replies = list(self.grid.pull_messages([self.number]))
+        except BaseException as error:  # raised again where it is waited for
+            self.error = error
+
+    def ended(self) -> bool:
+        """Whether it has ended; the first time that is asked, it is given a while."""
+        self.join(self.patience)
+        self.patience = 0.0
+        if not self.is_alive() and self.error is not None:
+            raise self.error
+        return not self.is_alive()
+
+
+def ask(
+    grid: Grid, questions: Iterable[tuple[int, RecordDict]], kind: str, group: str, deadline: float, poll: float
+) -> Iterator[Reply]:
+    """Every node's answer to its question, as it comes; then those that did not answer within `deadline` seconds.
+
+    Questions are pushed and answers pulled one by one, so that no more than one whole answer is in memory.
+    """
+    waiting: dict[str, int] = {}
+    stalled: dict[str, Pull] = {}
+    end = time.monotonic() + deadline
+    for node, content in questions:
+        message = Message(content, node, kind, ttl=deadline + 60.0, group_id=group)
+        (pushed,) = list(grid.push_messages([message])) or [""]
+        if pushed:
+            waiting[str(pushed)] = node
+        else:
+            yield Reply(node, None, "the message could not be sent")
+    while waiting:
+        for number in list(waiting):
+            pull = stalled.pop(number, None) or Pull(grid, number)
+            if not pull.ended():
+                stalled[number] = pull
+            elif pull.replies:
+                node = waiting.pop(number)
+                yield _read(node, pull.replies[0])
+                for _ in pull.replies[1:]:
+                    yield Reply(node, None, "answered twice: the second answer is ignored")
+        if waiting and time.monotonic() > end:
+            break
+        if waiting:
+            time.sleep(poll)
+    for number, node in waiting.items():
+        what = "its answer was announced but did not come" if number in stalled else "no answer"
+        yield Reply(node, None, f"{what} within {deadline:g} s")
+
+
+def _read(node: int, message: Any) -> Reply:
+    if message.has_error():
+        return Reply(node, None, f"error {message.error.code}: {str(message.error.reason)[:500]}")
+    if message.metadata.src_node_id != node:
+        return Reply(node, None, f"the answer comes from node {message.metadata.src_node_id}")
+    return Reply(node, message.content)

@@ -1,0 +1,73 @@
+"""Flower without a network: nodes in this process, which answer through the real ClientApp and Flower's own serialisation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhb.flower.client import app as client_app
+
+FIRST = 1000
+"""The id of the first node: nodes and clients are not to be mixed up."""
+
+
+def through_the_wire(message: Message) -> Message:
+    """The message as the other side reads it."""
+    return message_from_proto(message_to_proto(message))
+
+
+class Loopback(Grid):
+    """Nodes with these configs. `fault(node, message, reply) -> [replies]` stands between a node and the server."""
+
+    def __init__(self, configs: Iterable[dict[str, Any]], run_config: dict[str, Any], fault: Callable[..., Any] | None = None):
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.contexts = {FIRST + k: Context(1, FIRST + k, config, RecordDict(), run_config) for k, config in enumerate(configs)}
+        self.keys = {node: f"key {node}".encode() for node in self.contexts}
+        self.fault = fault
+        self.offline: set[int] = set()
+        self.answers: dict[str, list[Message]] = {}
+        self.numbers = itertools.count()
+        self.sent: list[Message] = []
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    run = property(lambda self: None)
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise AssertionError("it collects a list of answers")
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.contexts if node not in self.offline]
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys[node]) for node in self.get_node_ids()]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self._answer(message) for message in messages]
+
+    def _answer(self, message: Message) -> str:
+        number, node = str(next(self.numbers)), message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = number
+        message = through_the_wire(message)
+        self.sent.append(message)
+        try:
+            reply = client_app(message, self.contexts[node])
+        except Exception as error:
+            reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
+        replies = [reply] if self.fault is None else self.fault(node - FIRST, message, reply)
+        self.answers[number] = [through_the_wire(r) for r in replies]
+        return number
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [reply for number in message_ids for reply in self.answers.pop(number, [])]

@@ -1,0 +1,360 @@
+"""Nodes that fail or lie, and a server that is killed: the round goes on without them, and nothing of theirs enters a sum.
+
+tests/federation has the same with real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord
+from loopback import FIRST, Loopback
+from test_same_numbers import config, federation, small
+
+from fedhb.algorithms import build
+from fedhb.algorithms.base import Plan
+from fedhb.engine.executor import InProcess
+from fedhb.engine.store import ClientStore
+from fedhb.errors import DivergedError, InputError
+from fedhb.experiment import make_clients, train
+from fedhb.flower.server import serve
+from fedhb.seeding import Randomness
+from fedhb.updates import Lengths, Refused
+
+
+def spoiled(change):
+    """A fault that changes the arrays of client 2's answers in round 1."""
+
+    def fault(client, message, reply):
+        if client == 2 and "received" in message.content and message.content["order"]["round"] == 1 and reply.has_content():
+            found = {key: array.numpy().copy() for key, array in reply.content["found"].items()}
+            change(found)
+            reply.content["found"] = ArrayRecord({key: Array(value) for key, value in found.items()})
+        return [reply]
+
+    return fault
+
+
+def put(key, where, value):
+    def change(found):
+        found[key][where] = value
+
+    return change
+
+
+def renamed(found):
+    found["n"] = found.pop("m")
+
+
+def longer(found):
+    found["m"] = np.concatenate([found["m"], found["m"]], axis=1)
+
+
+def doubled(found):
+    found["m"] = found["m"].astype(np.float64)
+
+
+def enormous(found):
+    found["m"] *= 1e6
+
+
+SPOILED = {
+    "NaN": (put("m", (0, 3), np.nan), "'m' holds NaN or infinity"),
+    "infinity": (put("m", (0, 0), np.inf), "'m' holds NaN or infinity"),
+    "NaN in a report": (put("loss", (0,), np.nan), "'loss' holds NaN or infinity"),
+    "another key": (renamed, "instead of"),
+    "wrong shape": (longer, "has shape"),
+    "wrong type": (doubled, "has type torch.float64"),
+    "absurd norm": (enormous, "has norm"),
+    "overflow in the sums": (put("m", (0, 0), 1e25), "has norm"),
+}
+
+
+def events(out):
+    path = out / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_bad_answer_is_refused_and_named_and_enters_no_sum(tmp_path, what):
+    change, reason = SPOILED[what]
+    settings = small("niw", rounds=1, fraction=1.0)
+    grid, chosen = federation(settings, tmp_path / "out")
+    grid.fault = spoiled(change)
+    run = serve(grid, chosen)
+    (event,) = events(tmp_path / "out")
+    assert event["event"] == "answer refused" and event["client"] == 2 and event["node"] == FIRST + 2 and event["round"] == 1
+    assert reason in event["detail"] and len(event["key"]) == 32
+    assert run.records[0]["answered"] == [0, 1, 3]
+    expected = without(settings, [0, 1, 3])
+    for key, value in run.state.server.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
+
+
+def without(settings, positions):
+    """The server's state after one round of the simulator with these clients alone."""
+    clients, _ = make_clients(settings)
+    from fedhb.flower.census import Census, Facts
+    from fedhb.flower.node import Node
+    from fedhb.flower.task import Task
+
+    census = Census.of([Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))])
+    task = Task.of(settings, census)
+    rng, algorithm = Randomness(settings.seed, 1), build(settings.algorithm)
+    server = algorithm.start(task.problem, Randomness(settings.seed))
+    lr = settings.lr * 0.1**2  # the step schedule of a single round
+    plan = Plan(settings.local_epochs, settings.batch_size, lr, settings.momentum, algorithm.update == "full")
+    sums, _ = InProcess(task.problem, algorithm, clients, ClientStore()).run(server, positions, plan, rng)
+    return algorithm.aggregate(task.problem, server, sums, rng)
+
+
+def test_the_schedule_of_the_expected_round():
+    """The helper above takes the learning rate of a run of one round from here."""
+    from fedhb.engine.schedule import learning_rate
+
+    assert learning_rate("step", 1.0, 0, 1) == pytest.approx(0.01)
+
+
+def test_an_answer_that_comes_twice_counts_once(tmp_path):
+    settings = small("niw", rounds=2, fraction=1.0)
+    clean = serve(*federation(settings, tmp_path / "clean"))
+    grid, chosen = federation(settings, tmp_path / "out")
+    grid.fault = lambda client, message, reply: [reply, reply] if client == 1 and "received" in message.content else [reply]
+    run = serve(grid, chosen)
+    assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items())
+    told = [e for e in events(tmp_path / "out") if "twice" in e["detail"]]
+    assert {e["client"] for e in told} == {1} and {e["round"] for e in told} == {1, 2, 3}
+
+
+def test_an_answer_under_another_name_is_refused(tmp_path):
+    def fault(client, message, reply):
+        if client == 3 and reply.has_content() and "found" in reply.content:
+            reply.content["about"]["client"] = 0
+        return [reply]
+
+    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out")
+    grid.fault = fault
+    assert serve(grid, chosen).records[0]["answered"] == [0, 1, 2]
+    assert "it is the answer of" in events(tmp_path / "out")[0]["detail"]
+
+
+def test_a_client_that_raises_or_says_nothing_is_left_out(tmp_path):
+    from flwr.app import Error, Message
+
+    def fault(client, message, reply):
+        if "received" not in message.content:
+            return [reply]
+        if client == 0:
+            return [Message(Error(2, "out of memory"), reply_to=message)]
+        return [] if client == 1 else [reply]
+
+    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out", deadline=0.3)
+    grid.fault = fault
+    run = serve(grid, chosen)
+    assert run.records[0]["answered"] == [2, 3]
+    details = [e["detail"] for e in events(tmp_path / "out") if e["event"] == "answer refused"]
+    assert details == ["error 2: out of memory", "no answer within 0.3 s"]
+    assert run.result["per_client"]["global_accuracy"][:2] == [None, None]
+
+
+def test_too_few_answers_fail_the_round_and_it_is_tried_again(tmp_path):
+    """The failed attempt leaves nothing behind: the end is that of a federation without faults."""
+    settings = small("niw", rounds=2, fraction=1.0)
+    clean = serve(*federation(settings, tmp_path / "clean"))
+    failing = iter([True] * 3)
+
+    def fault(client, message, reply):
+        trains = "received" in message.content and message.content["order"]["round"] == 1
+        return [] if trains and client < 3 and next(failing, False) else [reply]
+
+    grid, chosen = federation(settings, tmp_path / "out", deadline=0.3)
+    chosen["min-answers"] = 0.5
+    grid.fault = fault
+    run = serve(grid, chosen)
+    assert run.records[0]["attempts"] == 2 and run.records[1]["attempts"] == 1
+    assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items())
+    assert [e["event"] for e in events(tmp_path / "out")][-1] == "round failed"
+
+
+def test_a_round_that_never_gets_enough_answers_ends_the_run_at_the_last_good_one(tmp_path):
+    def fault(client, message, reply):
+        return [] if "received" in message.content and message.content["order"]["round"] == 2 else [reply]
+
+    settings = small("niw", rounds=3, fraction=1.0)
+    grid, chosen = federation(settings, tmp_path / "out", deadline=0.05, retries=1)
+    grid.fault = fault
+    with pytest.raises(DivergedError, match="too few answers in 2 attempts"):
+        serve(grid, chosen)
+    assert json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "failed"
+    grid.fault = None
+    run = serve(grid, chosen | {"resume": True})
+    clean = serve(*federation(settings, tmp_path / "clean"))
+    assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items())
+
+
+def test_a_node_that_is_gone_is_not_asked_and_one_that_comes_back_is(tmp_path):
+    settings = small("niw", rounds=3, fraction=1.0)
+    grid, chosen = federation(settings, tmp_path / "out")
+
+    def fault(client, message, reply):
+        if "received" in message.content:
+            grid.offline = {FIRST + 2} if message.content["order"]["round"] == 1 else set()
+        return [reply]
+
+    grid.fault = fault
+    run = serve(grid, chosen)
+    assert [r["answered"] for r in run.records] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
+    assert events(tmp_path / "out")[0]["detail"] == "its node is not connected"
+
+
+def test_another_key_cannot_take_a_clients_place(tmp_path):
+    settings = small("niw", rounds=1, fraction=1.0)
+    chosen = config(settings, tmp_path / "out")
+    grid = Loopback([{"partition-id": k} for k in (0, 1, 2, 3, 2)], chosen)
+    run = serve(grid, chosen)
+    assert run.records[0]["answered"] == [0, 1, 2, 3]
+    (event,) = events(tmp_path / "out")
+    assert event["event"] == "node refused" and event["node"] == FIRST + 4 and "belongs to another key" in event["detail"]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the program may catch it and go on."""
+
+
+@pytest.mark.parametrize(("algorithm", "every"), [("niw", 2), ("fedpop", 3)])
+def test_a_server_killed_at_any_call_resumes_to_the_same_bits(tmp_path, algorithm, every):
+    """Every second or third push and pull of the run is once the last that the server does. FedPop's clients remember."""
+    settings = small(algorithm, rounds=2, max_examples=10)
+    clean = serve(*federation(settings, tmp_path / "clean"))
+    for moment in range(1, 100, every):
+        out = tmp_path / "out"
+        grid, chosen = federation(settings, out)
+        calls = 0
+
+        def counted(method):
+            def call(*args):
+                nonlocal calls
+                calls += 1
+                if calls == moment:  # noqa: B023
+                    raise Killed
+                return method(*args)
+
+            return call
+
+        push, pull = grid.push_messages, grid.pull_messages
+        grid.push_messages, grid.pull_messages = counted(push), counted(pull)
+        try:
+            serve(grid, chosen)
+        except Killed:
+            pass
+        else:
+            assert moment > 20
+            return
+        grid.push_messages, grid.pull_messages = push, pull
+        run = serve(grid, chosen | {"resume": True})
+        assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items()), moment
+        assert [r["round"] for r in run.records] == [1, 2], moment
+        assert run.result["personalised"] == clean.result["personalised"], moment
+        shutil.rmtree(out)
+    raise AssertionError("the run never ended")
+
+
+def test_what_a_client_remembers_counts_only_where_its_answer_did(tmp_path):
+    """A late or refused answer's memory is forgotten: the end is that of a run in which the round went well."""
+    settings = small("local", rounds=3, fraction=1.0)
+    clean = serve(*federation(settings, tmp_path / "clean"))
+
+    def fault(client, message, reply):
+        order = message.content["order"] if "received" in message.content else {}
+        return [] if client != 0 and (order.get("round"), order.get("attempt")) == (2, 1) else [reply]
+
+    grid, chosen = federation(settings, tmp_path / "out", deadline=0.3)
+    grid.fault = fault
+    run = serve(grid, chosen)
+    assert run.records[1]["attempts"] == 2
+    assert run.result["personalised"] == clean.result["personalised"]
+    assert "memory lost" not in {e["event"] for e in events(tmp_path / "out")}
+    simulated = train(settings, tmp_path / "simulated", progress=False)
+    assert run.result["personalised"] == pytest.approx(simulated.result["personalised"], abs=2e-2)
+
+
+def test_a_node_that_lost_its_memory_begins_anew_and_the_server_is_told(tmp_path):
+    grid, chosen = federation(small("local", rounds=2, fraction=1.0), tmp_path / "out")
+
+    def fault(client, message, reply):
+        if client == 1 and "received" in message.content and message.content["order"]["round"] == 1:
+            grid.contexts[FIRST + 1].state.clear()
+        return [reply]
+
+    grid.fault = fault
+    serve(grid, chosen)
+    told = [e for e in events(tmp_path / "out") if e["event"] == "memory lost"]
+    assert [(e["client"], e["round"]) for e in told] == [(1, 2)]
+
+
+def test_memory_on_disk_outlives_the_node(tmp_path):
+    """With `keep`, a node that is started again and a run that is resumed find what their client remembered."""
+    settings = small("local", rounds=3, fraction=1.0)
+    clean = serve(*federation(settings, tmp_path / "clean"))
+    chosen = config(settings, tmp_path / "out")
+    grid = Loopback([{"partition-id": k, "keep": str(tmp_path / f"keep{k}")} for k in range(4)], chosen)
+
+    def fault(client, message, reply):
+        grid.contexts[FIRST + client].state.clear()
+        return [reply]
+
+    grid.fault = fault
+    run = serve(grid, chosen)
+    assert run.result["personalised"] == clean.result["personalised"] and not events(tmp_path / "out")
+    assert all(len(list((tmp_path / f"keep{k}").rglob("*.safetensors"))) == 2 for k in range(4))
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    grid, chosen = federation(small("niw", rounds=1), tmp_path / "out")
+    serve(grid, chosen)
+    with pytest.raises(InputError, match="already holds a run"):
+        serve(grid, chosen)
+    asked = len(grid.sent)
+    assert serve(grid, chosen | {"resume": True}).result["rounds"] == 1
+    assert len(grid.sent) == asked and json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "done"
+
+
+def test_nodes_with_another_network_are_refused(tmp_path, monkeypatch):
+    """Another version of torch would make other first weights; the node says so instead of training them."""
+    from fedhb.flower import client
+
+    grid, chosen = federation(small("fedbabu", rounds=1, fraction=1.0), tmp_path / "out", retries=0)
+    monkeypatch.setattr(client.Task, "network_digest", lambda self, real=client.Task.network_digest: real(self) + str(id(self)))
+    with pytest.raises(DivergedError):
+        serve(grid, chosen)
+    assert "install the same versions" in events(tmp_path / "out")[0]["detail"]
+
+
+def test_the_measure_of_lengths_follows_the_answers():
+    def answer(scale):
+        return {"m": torch.full((1, 100), scale), "loss": torch.tensor([1e9])}
+
+    lengths = Lengths(answer(0.1), growth=10.0, least=50)
+    lengths.check(answer(9.0))  # the floor: a vector of ones, times growth
+    with pytest.raises(Refused):
+        lengths.check(answer(11.0))
+    for scale in (5.0, 5.0, 9.0):
+        lengths.note(answer(scale))
+    lengths.settle()
+    lengths.check(answer(49.0))
+    with pytest.raises(Refused):
+        lengths.check(answer(51.0))
+    with pytest.raises(Refused):
+        lengths.check(answer(float("nan")))
+
+
+def test_the_simulator_is_not_disturbed(tmp_path):
+    """The same settings still train in one process after all this."""
+    assert train(small("niw", rounds=1), tmp_path / "out", progress=False).result["rounds"] == 1

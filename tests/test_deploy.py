@@ -1,0 +1,149 @@
+"""What `fedhb deploy init` and `config` write, and what they refuse. tests/federation starts what is written."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedhb.cli import app
+from fedhb.deploy import certificates
+from fedhb.deploy.processes import Processes, free_port, listens, marked
+from fedhb.errors import InputError
+from fedhb.flower.task import Rules, settings_of
+
+
+def deploy(*words):
+    result = CliRunner().invoke(app, ["deploy", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture
+def folder(tmp_path):
+    deploy("init", tmp_path / "fed", "--nodes", 2, "--host", "server.example.org", "--host", "192.0.2.7", "--rounds", 4)
+    return tmp_path / "fed"
+
+
+def test_the_certificate_is_signed_and_names_the_server(folder):
+    made = folder / "certificates"
+    authority = x509.load_pem_x509_certificate((made / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((made / "server.pem").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["server.example.org", "localhost"]
+    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address(a) for a in ("192.0.2.7", "127.0.0.1")]
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    key = serialization.load_pem_private_key((made / "server.key").read_bytes(), None)
+    assert key.public_key() == server.public_key()
+
+
+def test_keys_are_different_and_their_owners_alone(folder):
+    secrets = [
+        folder / "certificates" / "ca.key",
+        folder / "certificates" / "server.key",
+        *sorted((folder / "keys").glob("node-?")),
+    ]
+    assert len(secrets) == 4 and len({path.read_bytes() for path in secrets}) == 4
+    assert {oct(path.stat().st_mode)[-3:] for path in secrets} == {"600"}
+    for path in secrets[2:]:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name == "secp384r1"
+        public = path.with_name(path.name + ".pub").read_bytes()
+        assert serialization.load_ssh_public_key(public) == key.public_key()
+    with pytest.raises(InputError, match="never overwritten"):
+        certificates.make_node_key(secrets[2])
+
+
+def test_the_run_config_gives_the_settings_back(folder, tmp_path):
+    config = tomllib.loads((folder / "run.toml").read_text())
+    assert settings_of(config).rounds == 4 and settings_of(config).num_clients == 2 and settings_of(config).fraction == 1.0
+    deploy(
+        "config", folder, "--nodes", 2, "--rounds", 9, "--deadline", 30, "--min-answers", 0.9, "--resume", "--out", tmp_path / "o"
+    )
+    config = tomllib.loads((folder / "run.toml").read_text())
+    assert settings_of(config).rounds == 9 and config["resume"] is True and config["out"] == str(tmp_path / "o")
+    assert Rules.of(config) == Rules(nodes=2, deadline=30.0, min_answers=0.9)
+    project = tomllib.loads((folder / "app" / "pyproject.toml").read_text())
+    assert config.keys() <= project["tool"]["flwr"]["app"]["config"].keys(), "flwr refuses keys that the app does not have"
+    connection = tomllib.loads((folder / "flower" / "config.toml").read_text())["superlink"]["fedhb"]
+    assert connection["address"] == "server.example.org:8000" and connection["root-certificates"].endswith("ca.crt")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "0"], "nodes=0"),
+        (["--nodes", "3", "--num-clients", "9"], "num_clients=9 on 3 nodes"),
+        (["--port", "99999"], "port=99999"),
+        (["--host", "münchen"], "plain ASCII"),
+        (["--algorithm", "nwi"], "did you mean 'niw'"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_is_written(tmp_path, words, message):
+    with pytest.raises(InputError, match=message):
+        deploy("init", tmp_path / "new", *words)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_use_is_refused(folder):
+    with pytest.raises(InputError, match="is not empty"):
+        deploy("init", folder)
+
+
+def test_up_refuses_before_it_starts_anything(folder):
+    with pytest.raises(InputError, match="min_answers=2"):
+        deploy("up", folder, "--nodes", 2, "--min-answers", 2)
+    (folder / "run").mkdir()
+    (folder / "run" / "settings.toml").touch()
+    with pytest.raises(InputError, match="already holds a run"):
+        deploy("up", folder, "--nodes", 2)
+    assert not (folder / "logs").exists()
+
+
+def test_a_finished_run_says_so(folder):
+    (folder / "run").mkdir()
+    result = {"global": None, "personalised": None, "holdout": None}
+    (folder / "run" / "result.json").write_text(json.dumps(result))
+    assert "finished already" in " ".join(deploy("up", folder, "--nodes", 2, "--resume").split())
+
+
+def test_everything_that_was_started_is_stopped_also_what_ran_away(tmp_path):
+    """A process that starts another in a session of its own, and ignores polite signals: both go, a stranger stays."""
+    processes = Processes(tmp_path)
+    script = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "time.sleep(60)\n"
+    )
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    processes.start("stubborn", [Path(sys.executable).name, "-c", script], tmp_path / "home")
+    end = time.monotonic() + 20
+    while len(marked(processes.mark)) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    processes.stop()
+    assert marked(processes.mark) == [] and stranger.poll() is None
+    stranger.kill()
+    assert stranger.wait() == -signal.SIGKILL
+
+
+def test_ports():
+    assert not listens(free_port())
