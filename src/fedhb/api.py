@@ -24,10 +24,11 @@ from fedhb.engine.folder import RunFolder, as_json
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Callback, State, Training
 from fedhb.errors import InputError
+from fedhb.evaluation.observe import Observer
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.models import check_model, default_likelihood, make_model
 from fedhb.network import Network
-from fedhb.run import Personal, Run
+from fedhb.run import Personal, Run, as_inputs
 from fedhb.settings import Settings, training_values
 
 PERSONAL, CONSTANTS = "personal.safetensors", "constants.safetensors"
@@ -54,6 +55,7 @@ def fit(
     likelihood: Likelihood | None = None,
     holdout: Clients | None = None,
     evaluate_on: str | None = "test",
+    unseen: tuple[str, np.ndarray] | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     checkpoint_every: int = 10,
@@ -80,6 +82,7 @@ def fit(
             one output per target instead of two gets noise of a fixed size).
         holdout: clients that never train; they are evaluated beside the training clients.
         evaluate_on: the split of the result's numbers, read once at the end; None for no evaluation.
+        unseen: (what they are, inputs) that are like none of the data: a report shows how uncertain predictions for them are.
         out: the folder for settings, records, result and checkpoints; None keeps nothing on disk.
         resume: go on where a run in `out` stopped.
         checkpoint_every: rounds between checkpoints.
@@ -95,6 +98,8 @@ def fit(
         batch_norm=batch_norm, checkpoint_every=checkpoint_every, workers=workers, **training_values(algorithm, given),
     )  # fmt: skip
     check_device(device)
+    if unseen is not None:
+        as_inputs(unseen[1], tuple(clients.train.x.shape[1:]))  # before training: a wrong shape should not cost an hour
     if evaluate_on not in (None, "train", "validation", "test"):
         raise InputError(f"evaluate_on={evaluate_on!r}: choose train, validation, test or None")
     if evaluate_on and getattr(clients, evaluate_on) is None:
@@ -137,10 +142,12 @@ def fit(
         return Automatic(problem, algorithm, clients, state.store, training=training, done=state.done, workers=workers)
 
     def evaluation(result: Run) -> dict[str, Any]:
+        observer = observer_of(result, unseen) if folder is not None and evaluate_on else None
         return {
             "split": evaluate_on,
-            "known": result.evaluate(clients, evaluate_on) if evaluate_on else None,
+            "known": result.evaluate(clients, evaluate_on, observer=observer) if evaluate_on else None,
             "novel": result.evaluate(holdout, evaluate_on) if evaluate_on and holdout is not None else None,
+            "observed": observer.summary(result.rng) if observer is not None else None,
         }
 
     return conduct(
@@ -155,6 +162,12 @@ def fit(
         progress=progress,
         callbacks=callbacks,
     )
+
+
+def observer_of(result: Run, unseen: tuple[str, np.ndarray] | None) -> Observer:
+    """Who watches the evaluation, for evaluation.json."""
+    strange = (unseen[0], as_inputs(unseen[1], result.input_shape)) if unseen is not None else None
+    return Observer(result.problem, result.algorithm, result.state.server, result.seed, strange)
 
 
 def load(

@@ -6,6 +6,7 @@ The simulator (`api.fit`) and Flower (`flower.server`) differ in their executor 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -89,6 +90,7 @@ def conduct(
         job: the run.
         engine: the executor of a run that stands where this state does.
         evaluation: the split, and the numbers on it of the clients that trained ("known") and of others ("novel"); None for none.
+            Where it has "observed", that is evaluation.json (evaluation/observe.py).
         files: what the folder holds of the run from its beginning.
         about: what the result says of the data.
         folder: where it is kept, or None.
@@ -122,6 +124,8 @@ def conduct(
             seconds = {"train": state.seconds, "evaluate": time.perf_counter() - begun}
             result.result = summary(result, found, about, seconds) | {"executor": dict(executor.chosen)}
             if folder is not None:
+                if found.get("observed") is not None:
+                    folder.write("evaluation.json", json.dumps(found["observed"]).encode())
                 folder.write("result.json", as_json(result.result))
                 result.records = folder.rounds()
         finally:

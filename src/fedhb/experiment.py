@@ -25,10 +25,14 @@ from fedhb.run import Run
 from fedhb.seeding import derive
 from fedhb.settings import Settings
 
+MOST = 2000
+"""Inputs that are unseen, at most."""
+
 
 def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Clients, Clients | None]:
     """The clients that train and, where asked for, novel ones that never do."""
     dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
+    dataset, _ = leave_out(dataset, settings.unseen)
     dataset, server_inputs = withhold(dataset, settings.server_share, settings.seed)
     kind = settings.partition or ("natural" if dataset.train.client is not None else "shards")
     if not settings.partition and dataset.num_classes is None and kind == "shards":
@@ -53,6 +57,33 @@ def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Cl
         clients = clients.with_validation(settings.validation, settings.seed)
         holdout = holdout.with_validation(settings.validation, settings.seed) if holdout else None
     return clients, holdout
+
+
+def leave_out(dataset: Dataset, unseen: str) -> tuple[Dataset, tuple[str, np.ndarray] | None]:
+    """What predictions should be unsure of, and the data without it where it is one of their classes."""
+    if not unseen:
+        return dataset, None
+    if not unseen.isdecimal():
+        other = data.read_npz(unseen) if unseen.endswith(".npz") else data.load(unseen)
+        x = np.concatenate([other.test.x, other.train.x[: max(0, MOST - len(other.test))]])[:MOST]
+        if x.shape[1:] != dataset.train.x.shape[1:]:
+            raise InputError(
+                f"unseen={unseen!r} has inputs of shape {x.shape[1:]}, {dataset.name} of {dataset.train.x.shape[1:]}: "
+                "choose data of the same shape, or the number of a class to leave out"
+            )
+        return dataset, (other.name, x)
+    number = int(unseen)
+    if dataset.num_classes is None or number >= dataset.num_classes:
+        known = f"0..{dataset.num_classes - 1}" if dataset.num_classes else "none, its targets are real numbers"
+        raise InputError(f"unseen={unseen!r} is no class of {dataset.name} (it has {known}): choose one, or another data set")
+    strange = [part.x[part.y == number] for part in (dataset.test, dataset.train)]
+
+    def without(part: Examples) -> Examples:
+        kept = part.y != number
+        return Examples(part.x[kept], part.y[kept], None if part.client is None else part.client[kept])
+
+    rest = replace(dataset, train=without(dataset.train), test=without(dataset.test))
+    return rest, (f"class {number}, which no client has", np.concatenate(strange)[:MOST])
 
 
 def withhold(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, torch.Tensor | None]:
@@ -96,6 +127,8 @@ def train(
 ) -> Run:
     """One run by its settings."""
     algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
+    dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
+    unseen = leave_out(dataset, settings.unseen)[1]
     clients, holdout = make_clients(settings, dataset)
     model, spec = model_of(settings, clients)
     return fit(
@@ -104,6 +137,7 @@ def train(
         algorithm,
         **fit_options(settings),
         holdout=holdout,
+        unseen=unseen,
         out=out,
         resume=resume,
         progress=progress,

@@ -18,6 +18,7 @@ from fedhb.engine.loop import State
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import evaluate, predict_in_blocks
+from fedhb.evaluation.observe import Observer
 from fedhb.seeding import Randomness
 from fedhb.updates import check_personal
 
@@ -118,12 +119,18 @@ class Run:
         return Personal(posterior, self.input_shape)
 
     def evaluate(
-        self, clients: Clients, split: str = "test", *, epochs: int | None = None, lr: float | None = None
+        self,
+        clients: Clients,
+        split: str = "test",
+        *,
+        epochs: int | None = None,
+        lr: float | None = None,
+        observer: Observer | None = None,
     ) -> dict[str, Any]:
         """Global and personalised metrics on these clients' examples of a split, as means and per client."""
-        clients, plan = clients.to(str(self.problem.network.device)), self._plan(epochs, lr)
+        clients, plan, server = clients.to(str(self.problem.network.device)), self._plan(epochs, lr), self.state.server
         with one_thread():
-            return evaluate(self.problem, self.algorithm, self.state.server, clients, self.state.store, plan, self.rng, split)
+            return evaluate(self.problem, self.algorithm, server, clients, self.state.store, plan, self.rng, split, observer)
 
     def _plan(self, epochs: int | None, lr: float | None) -> Plan:
         """How to personalise: as the run does, unless told otherwise."""

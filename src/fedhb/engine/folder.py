@@ -4,6 +4,7 @@ OUT/settings.toml            the resolved settings, with versions
 OUT/problem.json             what the network and the federation are, for loading the run elsewhere
 OUT/rounds.jsonl             one line per round
 OUT/result.json              written once, at the end
+OUT/evaluation.json          what a report tells beside it (evaluation/observe.py), written just before
 OUT/checkpoint/              see checkpoint.py
 """
 

@@ -13,6 +13,7 @@ from fedhb.clients import Clients, Share
 from fedhb.engine.executor import chunk_size
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
+from fedhb.evaluation.observe import Observer
 from fedhb.seeding import Randomness
 from fedhb.updates import check_personal
 
@@ -31,14 +32,20 @@ def evaluate(
     plan: Plan,
     rng: Randomness,
     split: str = "test",
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Means over clients of global and personalised metrics, and both for every client (None where it has no examples)."""
+    """Means over clients of global and personalised metrics, and both for every client (None where it has no examples).
+
+    An `observer` is told of every prediction; no number depends on it.
+    """
     held = _share(clients, split).sizes.nonzero().flatten().tolist()
     if not held:
         raise InputError(f"no client has {split} examples: give some, or choose another split to evaluate on")
     some = clients.select(held)
-    before = global_metrics(problem, algorithm, server, some, store, rng, split)
-    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split)
+    if observer is not None:
+        observer.begin(some, _share(some, split))
+    before = global_metrics(problem, algorithm, server, some, store, rng, split, observer)
+    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split, observer)
     who = list(clients.names) if clients.names else clients.ids.tolist()
     return tabulate(who, dict(zip(held, before, strict=True)), dict(zip(held, after, strict=True)))
 
@@ -60,6 +67,7 @@ def global_metrics(
     store: ClientStore,
     rng: Randomness,
     split: str = "test",
+    observer: Observer | None = None,
 ) -> list[Metrics]:
     """The metrics of the global prediction on each client's own examples."""
     share = _share(clients, split)
@@ -73,7 +81,10 @@ def global_metrics(
         memory = store.load(algorithm, problem, clients.select(group)) if alone else None
         predictions = algorithm.predict(problem, server, torch.cat([x for x, _ in parts]), rng, memory)
         pieces = predictions.split([len(x) for x, _ in parts])
-        metrics += [problem.likelihood.metrics(p, y) for p, (_, y) in zip(pieces, parts, strict=True)]
+        for k, p, (_, y) in zip(group, pieces, parts, strict=True):
+            metrics.append(problem.likelihood.metrics(p, y))
+            if observer is not None:
+                observer.predicted("global", k, p, y, metrics[k])
     return metrics
 
 
@@ -86,6 +97,7 @@ def personalised_metrics(
     plan: Plan,
     rng: Randomness,
     split: str = "test",
+    observer: Observer | None = None,
 ) -> list[Metrics]:
     """The metrics of each client's own posterior, fitted on its training examples, on its own held-back ones."""
     share = _share(clients, split)
@@ -98,9 +110,14 @@ def personalised_metrics(
         memory = store.load(algorithm, problem, selected)
         personal = algorithm.personalise(problem, server, selected, memory, plan, rng)
         check_personal(personal.theta, selected.ids.tolist())
+        if observer is not None:
+            observer.personalised(positions, personal)
         for c, k in enumerate(positions):
             x, y = share.examples(k)
-            metrics[k] = problem.likelihood.metrics(personal.client(c).predict(x.unsqueeze(0))[0], y)
+            prediction = personal.client(c).predict(x.unsqueeze(0))[0]
+            metrics[k] = problem.likelihood.metrics(prediction, y)
+            if observer is not None:
+                observer.predicted("personalised", k, prediction, y, metrics[k])
     return [metrics[k] for k in range(len(clients))]
 
 
