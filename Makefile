@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test test-browser screenshots lint docs bench clean
 help:  ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,11 +14,25 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
-demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits and compare them
+demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits, compare them, and write runs/demo/report.html
 	$(BIN)/fedhb compare examples/demo.toml --out runs/demo --resume
+	$(BIN)/fedhb report runs/demo
 
 test: $(READY) lint  ## Lint, type checks, and every test
 	$(BIN)/python -m pytest -n 2
+
+BROWSER := $(VENV)/.browser
+$(BROWSER): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	command -v "$${CHROMIUM:-chromium}" >/dev/null || { \
+	  run=""; [ "$$(id -u)" = 0 ] || run=sudo; $$run apt-get update -qq && $$run apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
+	touch $(BROWSER)
+
+test-browser: $(BROWSER)  ## The pages of `fedhb report` in headless Chromium (installs Debian's where it is missing)
+	$(BIN)/python -m pytest -m browser tests/browser
+
+screenshots: $(BROWSER)  ## The pictures of docs/images/: pages of the demo and, where its files are, of Fashion-MNIST
+	$(BIN)/python tests/browser/screenshots.py docs/images
 
 lint: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff check .

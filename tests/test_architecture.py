@@ -26,12 +26,14 @@ LAYERS = (
     ("engine",),
     ("evaluation",),
     ("settings", "models", "run", "progress"),
+    ("figures",),
     ("conduct",),
     ("api",),
     ("experiment", "bench"),
     ("paper",),
     ("tune",),
-    ("cli_paper", "cli", "__main__"),
+    ("report",),
+    ("cli_paper", "cli_report", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""
 

@@ -1,4 +1,4 @@
-"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench | paper | tune`.
+"""The command line: `fedhb train | compare | predict | personalise | report | data | algorithms | bench | paper | tune`.
 
 Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted.
 """
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedhb import cli_paper
+from fedhb import cli_paper, cli_report
 from fedhb.engine import memory
 from fedhb.errors import DivergedError, InputError
 from fedhb.settings import ALGORITHMS, Settings, read_toml
@@ -255,6 +255,7 @@ def bench(
 
 
 cli_paper.register(app, console, errors)
+cli_report.register(app, console, errors)
 
 
 @data_app.callback()
