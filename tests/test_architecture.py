@@ -25,7 +25,7 @@ LAYERS = (
     ("updates",),
     ("engine",),
     ("evaluation",),
-    ("settings", "models", "run", "progress"),
+    ("settings", "models", "run", "progress", "loggers"),
     ("figures",),
     ("conduct",),
     ("api",),
@@ -33,7 +33,7 @@ LAYERS = (
     ("paper",),
     ("tune",),
     ("report",),
-    ("cli_paper", "cli_report", "cli", "__main__"),
+    ("cli_paper", "cli_report", "cli_show", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""
 

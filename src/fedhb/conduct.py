@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
@@ -117,8 +118,10 @@ def conduct(
         keeper = Keeper(folder, job.constants, job.fingerprint, checkpoint_every, rounds, result.records)
         executor = engine(state)
         shown = [RoundProgress(f"{job.algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
+        told = [*callbacks, keeper, *shown]
         try:
-            run(job.problem, job.algorithm, job.num_clients, job.training, state, executor, [*callbacks, keeper, *shown])
+            run(job.problem, job.algorithm, job.num_clients, job.training, state, executor, told)
+            result.watch = partial(tell, told, "evaluating")
             begun = time.perf_counter()
             found = evaluation(result)
             seconds = {"train": state.seconds, "evaluate": time.perf_counter() - begun}
@@ -128,9 +131,19 @@ def conduct(
                     folder.write("evaluation.json", json.dumps(found["observed"]).encode())
                 folder.write("result.json", as_json(result.result))
                 result.records = folder.rounds()
+            tell(told, "on_result", result.result)
         finally:
+            result.watch = None
+            for bar in shown:
+                bar.close()
             executor.close()
     return result
+
+
+def tell(callbacks: Sequence[Callback], what: str, *values: Any) -> None:
+    """Call this method of every callback that has it: one that is no subclass of `Callback` may have none."""
+    for callback in callbacks:
+        getattr(callback, what, lambda *_: None)(*values)
 
 
 def summary(result: Run, found: Mapping[str, Any], about: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -153,10 +153,13 @@ def compare(
     out: Path,
     resume: bool = False,
     on_result: Callable[[dict[str, Any]], None] = lambda row: None,
+    callbacks: Callable[[str, int, Path], Sequence[Callback]] = lambda name, seed, folder: (),
+    progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Every algorithm with its settings and every seed; each run in OUT/ALGORITHM-seedN, the table in OUT/comparison.json.
 
     With `resume`, runs that are done are taken as they are, and one that was stopped goes on.
+    `callbacks(algorithm, seed, folder)` are told of the rounds of a run.
     """
     for name, one in settings.items():  # before the first run: a wrong setting should not cost an hour
         build(name, one.options.get(name, {}))
@@ -167,7 +170,9 @@ def compare(
     results = []
     for seed in seeds:
         for name, one in settings.items():
-            result = train(replace(one, algorithm=name, seed=seed), out / f"{name}-seed{seed}", resume, dataset).result
+            folder = out / f"{name}-seed{seed}"
+            told = callbacks(name, seed, folder)
+            result = train(replace(one, algorithm=name, seed=seed), folder, resume, dataset, progress, told).result
             results.append(result)
             on_result(result)
     rows = tabulate(results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +52,7 @@ class Run:
         input_shape: of one example.
         result: what result.json holds.
         records: one per round, as in rounds.jsonl.
+        watch: told how many of how many clients are evaluated, while the run is.
     """
 
     problem: Problem
@@ -62,6 +63,7 @@ class Run:
     input_shape: tuple[int, ...]
     result: dict[str, Any] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
+    watch: Callable[[int, int], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def rng(self) -> Randomness:
@@ -127,10 +129,15 @@ class Run:
         lr: float | None = None,
         observer: Observer | None = None,
     ) -> dict[str, Any]:
-        """Global and personalised metrics on these clients' examples of a split, as means and per client."""
+        """Global and personalised metrics on these clients' examples of a split, as means and per client.
+
+        `observer` is told of every prediction.
+        """
         clients, plan, server = clients.to(str(self.problem.network.device)), self._plan(epochs, lr), self.state.server
         with one_thread():
-            return evaluate(self.problem, self.algorithm, server, clients, self.state.store, plan, self.rng, split, observer)
+            return evaluate(
+                self.problem, self.algorithm, server, clients, self.state.store, plan, self.rng, split, observer, self.watch
+            )
 
     def _plan(self, epochs: int | None, lr: float | None) -> Plan:
         """How to personalise: as the run does, unless told otherwise."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,10 +33,11 @@ def evaluate(
     rng: Randomness,
     split: str = "test",
     observer: Observer | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Means over clients of global and personalised metrics, and both for every client (None where it has no examples).
 
-    An `observer` is told of every prediction; no number depends on it.
+    An `observer` is told of every prediction, `watch` how many of the clients are done; no number depends on them.
     """
     held = _share(clients, split).sizes.nonzero().flatten().tolist()
     if not held:
@@ -45,7 +46,7 @@ def evaluate(
     if observer is not None:
         observer.begin(some, _share(some, split))
     before = global_metrics(problem, algorithm, server, some, store, rng, split, observer)
-    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split, observer)
+    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split, observer, watch)
     who = list(clients.names) if clients.names else clients.ids.tolist()
     return tabulate(who, dict(zip(held, before, strict=True)), dict(zip(held, after, strict=True)))
 
@@ -98,6 +99,7 @@ def personalised_metrics(
     rng: Randomness,
     split: str = "test",
     observer: Observer | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> list[Metrics]:
     """The metrics of each client's own posterior, fitted on its training examples, on its own held-back ones."""
     share = _share(clients, split)
@@ -118,6 +120,8 @@ def personalised_metrics(
             metrics[k] = problem.likelihood.metrics(prediction, y)
             if observer is not None:
                 observer.predicted("personalised", k, prediction, y, metrics[k])
+        if watch is not None:
+            watch(len(metrics), len(clients))
     return [metrics[k] for k in range(len(clients))]
 
 

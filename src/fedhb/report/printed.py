@@ -51,7 +51,7 @@ def _is_cell(run: RunData, experiment: Experiment, cell: str) -> bool:
         return False
     theirs = Settings(**plain)
     ours = run.settings
-    if ours.get("data") or ours.get("unseen") or ours.get("partition", "") not in ("", "shards"):
+    if ours.get("data") or str(ours.get("unseen", "")).isdecimal() or ours.get("partition", "") not in ("", "shards"):
         return False
     return all(ours.get(key, getattr(Settings, key)) == getattr(theirs, key) for key in FEDERATION)
 
