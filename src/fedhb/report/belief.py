@@ -15,7 +15,8 @@ SPREAD = Style("#8a8f98")
 
 def plots(methods: Sequence[Method]) -> list[Plot]:
     """What the evaluations of NIW, of mixtures and of other methods with several networks hold."""
-    found = [layers(methods), shared_prototypes(methods), prototype_use(methods), prototype_skill(methods), networks(methods)]
+    found = [shared_prototypes(methods), prototype_use(methods), prototype_skill(methods), networks(methods)]
+    found.insert(0 if any(method.first.algorithm == "niw" for method in methods) else len(found), layers(methods))
     return [plot for plot in found if plot is not None]
 
 
@@ -38,7 +39,9 @@ def layers(methods: Sequence[Method]) -> Plot | None:
         most = max(range(len(bars[0].y)), key=lambda k: bars[0].y[k] or 0.0)
         whose = "under the posterior, clients" if own.get("prior_deviation") else "the personalised clients"
         about = f"{method.name}: {whose} differ most in {names[most]}, by {bars[0].y[most]:.3g} a weight."
-        shown = Figure("layers", "", "tensor", "standard deviation of a weight", bars, kind="bars", log_y=True, description=about)
+        shown = Figure(
+            "layers", "", "tensor", "standard deviation of a weight", bars, kind="bars", log_y=len(bars) > 1, description=about
+        )
         options[method.name] = figure(shown, about)
     order = sorted(options, key=lambda name: "√(V₀" not in str(options[name]["series"][0]["name"]))
     note = "Where do clients differ? The standard deviation of a weight between clients, for every tensor of the network."

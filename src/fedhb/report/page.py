@@ -89,7 +89,7 @@ def frame(plot: Plot) -> str:
     """Where the script draws a plot; whoever does not see it is told what it shows."""
     name, alt = plot["id"], escape(plot["alt"] or plot["title"], quote=True)
     note = f'<p class="note">{escape(plot["note"])}</p>' if plot["note"] else ""
-    wide = " wide" if plot["type"] == "heat" or name in ("bars", "map", "entropy", "prototypes", "labels") else ""
+    wide = " wide" if plot["type"] == "heat" or name in ("map", "entropy", "prototypes", "labels") else ""
     return (
         f'<figure class="plot{wide}" id="figure-{name}"><figcaption><h3>{escape(plot["title"])}</h3>{note}</figcaption>'
         f'<div class="controls"></div><div class="canvas" id="plot-{name}" role="img" aria-label="{alt}"></div>'

@@ -79,7 +79,7 @@ def choices(name: str, title: str, label: str, options: Mapping[str, Plot], note
         return None
     if len(options) == 1:
         only, plot = next(iter(options.items()))
-        return {**plot, "id": name, "title": f"{title}: {only}", "note": note or plot.get("note", "")}
+        return {**plot, "id": name, "title": f"{title}: {only}", "note": f"{note} {plot.get('note', '')}".strip()}
     return {
         "id": name, "type": "choices", "title": title, "note": note, "label": label,
         "alt": next(iter(options.values()))["alt"], "options": dict(options),

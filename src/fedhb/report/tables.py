@@ -102,7 +102,7 @@ def _cell(found: Sequence[float], metric: str, best: bool, paper: tuple[float, f
     text = metric_text(metric, statistics.fmean(found))
     text = f"<strong>{text}</strong>" if best else text
     if len(found) > 1:
-        text += f' <span class="spread">±{metric_text(metric, statistics.stdev(found))}</span>'
+        text += f'<br><span class="spread">±{metric_text(metric, statistics.stdev(found))}</span>'
     if paper is not None:
         spread = f" ±{metric_text(metric, paper[1])}" if paper[1] is not None else ""
         text += f'<br><span class="paper">paper {metric_text(metric, paper[0])}{spread}</span>'

@@ -121,7 +121,7 @@
           min: plot.diagonal ? 0 : plot.x_percent ? 0 : "dataMin", max: plot.diagonal ? 1 : "dataMax", splitLine: { show: false } }),
         yAxis: axis(plot.y, { type: plot.y.log ? "log" : "value", scale: !plot.diagonal, axisLabel: unit(plot.y.percent),
           nameTextStyle: { color: soft, fontSize: 12, align: "left" }, nameLocation: "end", nameGap: 10,
-          max: plot.diagonal ? 1 : null, min: plot.diagonal ? 0 : null, show: true, name: "" }),
+          max: plot.diagonal ? 1 : plot.y.percent ? (found) => (found.max > 0.9 ? 1 : null) : null, min: plot.diagonal ? 0 : null, name: "" }),
         dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false }],
         tooltip: { ...option.tooltip, trigger: "axis", axisPointer: { type: "line", lineStyle: { color: line } },
           formatter: (found) => {
