@@ -39,8 +39,14 @@ lint: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(READY)  ## The API reference from docstrings, into site/
-	$(BIN)/pdoc --output-directory site --docformat google fedhb
+DOCS := $(VENV)/.docs
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $(DOCS)
+
+docs: $(DOCS)  ## The site from docs/ and the API reference from docstrings, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python -W error::UserWarning docs/reference.py site/api
 
 bench: $(READY)  ## Speed and memory on reference work, beside plain PyTorch (minutes; a quiet machine)
 	$(BIN)/fedhb bench
