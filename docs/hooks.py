@@ -30,6 +30,8 @@ def on_files(files: Any, config: Any) -> Any:
     for source, target in pages().items():
         if not source.startswith("docs/"):
             files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
+    for path in sorted(ROOT.glob("experiments/*/figures/*.svg")):
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_text(encoding="utf-8")))
     return files
 
 
@@ -47,6 +49,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             raise ValueError(f"{here} links to {target}, which does not exist")
         if place in known:
             return f"{mark}[{text}]({posixpath.relpath(known[place], posixpath.dirname(page.file.src_uri))}{part or ''})"
+        if mark and place.startswith("experiments/"):
+            return f"{mark}[{text}]({posixpath.relpath(place, posixpath.dirname(page.file.src_uri))})"
         if place.startswith("docs/"):
             return f"{mark}[{text}]({posixpath.relpath(place.removeprefix('docs/'), posixpath.dirname(page.file.src_uri))})"
         return text if text.strip("`") == place else f"{text} (`{place}`)"

@@ -26,7 +26,7 @@ LAYERS = (
     ("engine",),
     ("evaluation",),
     ("settings", "models", "run", "progress", "loggers"),
-    ("figures",),
+    ("figures", "drawing"),
     ("conduct",),
     ("api",),
     ("experiment", "bench"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -57,12 +58,21 @@ def parsed(words):
     command.make_context(words[1], list(words[2:]), parent=group.make_context("fedhb", [words[1]], resilient_parsing=True))
 
 
+def clone(folder):
+    """The experiments as in a clone of the repository: what is written there stays out of this one."""
+    place = folder / "clone"
+    if not place.exists():
+        shutil.copytree(ROOT / "experiments", place / "experiments")
+        shutil.copy(ROOT / "pyproject.toml", place)
+    return place
+
+
 def run_command(words, monkeypatch, folder):
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), f"the Makefile has no target {words[1]}"
         return
     assert words[0] == "fedhb", f"{words[0]}: say how to test it, or mark the block"
-    monkeypatch.chdir(ROOT if words[1] in IN_THE_CLONE else folder)
+    monkeypatch.chdir(clone(folder) if words[1] in IN_THE_CLONE else folder)
     monkeypatch.setattr(sys, "argv", [*words, *QUICK.get(words[1], [])])
     with pytest.raises(SystemExit) as ended:
         cli.main()
