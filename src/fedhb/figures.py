@@ -72,14 +72,20 @@ def styles(names: Sequence[str], algorithms: Sequence[str] | None = None) -> dic
 
     `algorithms` has the algorithm of each name; by default a name is its own, or begins with it.
     """
+    kinds = list(algorithms or [name.split(" ")[0] for name in names])
+    order = [*ALGORITHMS, *dict.fromkeys(kind for kind in kinds if kind not in ALGORITHMS)]
+    present = [kind for kind in order if kind in kinds]
+    colours: dict[str, int] = {}
+    for kind in present:  # the first ones have a colour of their own; the others take one that is free here
+        free = [k for k in range(len(COLOURS)) if k not in colours.values()]
+        own = order.index(kind)
+        colours[kind] = own if own < len(COLOURS) else free[-1] if free else own % len(COLOURS)
     found: dict[str, Style] = {}
     used: dict[int, int] = {}
-    for name, algorithm in zip(names, algorithms or [name.split(" ")[0] for name in names], strict=True):
-        number = ALGORITHMS.index(algorithm) if algorithm in ALGORITHMS else len(ALGORITHMS) + list(names).index(name)
-        colour = number % len(COLOURS)
-        turn = used.get(colour, 0)
-        used[colour] = turn + 1
-        found[name] = Style(COLOURS[colour], DASHES[turn % len(DASHES)], MARKS[turn % len(MARKS)])
+    for name, kind in sorted(zip(names, kinds, strict=True), key=lambda pair: order.index(pair[1])):
+        turn = used.get(colours[kind], 0)
+        used[colours[kind]] = turn + 1
+        found[name] = Style(COLOURS[colours[kind]], DASHES[turn % len(DASHES)], MARKS[turn % len(MARKS)])
     return found
 
 

@@ -33,9 +33,10 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory):
-    """The pages of a NIW run, of a Mixture run, and of a comparison with two seeds."""
+    """The pages of a NIW run, of a Mixture run, of a regression, and of a comparison with two seeds."""
     folder = tmp_path_factory.mktemp("runs")
     sources = {"niw": runs.one(folder / "niw", "niw"), "mixture": runs.one(folder / "mixture", "mixture")}
+    sources["regression"] = runs.regression(folder / "regression")
     sources["comparison"] = runs.several(folder / "comparison")
     for name, source in sources.items():
         write([source], folder / f"{name}.html")

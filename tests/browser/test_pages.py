@@ -30,7 +30,7 @@ def marks(page, plot):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "regression"])
 @pytest.mark.parametrize(("size", "scheme"), [(None, "light"), (None, "dark"), (PHONE, "light")])
 def test_nothing_is_said_and_nothing_is_asked_for(show, name, size, scheme):
     with show(name, **({"size": size} if size else {}), scheme=scheme) as (page, said, asked):
@@ -63,6 +63,15 @@ def test_every_plot_is_drawn(show, name):
             assert box["width"] > 300 and box["height"] > 150
         cells = page.evaluate("fedhb.data.plots.find((plot) => plot.id === 'labels').values.flat().length")
         assert marks(page, "labels") >= cells
+
+
+def test_a_regression_has_coverage_and_no_labels(show):
+    with show("regression") as (page, _, _):
+        plots = page.evaluate("fedhb.data.plots.map((plot) => plot.id)")
+        assert {"coverage", "rejection", "entropy", "scatter", "layers", "map"} <= set(plots)
+        assert not {"labels", "reliability", "confidence"} & set(plots)
+        assert all(marks(page, plot) >= 1 for plot in plots)
+        assert "site " in page.inner_text("#clients table")
 
 
 @pytest.mark.parametrize("name", NAMES)

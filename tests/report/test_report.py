@@ -215,6 +215,11 @@ def test_a_hundred_clients_and_many_rounds_stay_small(compared, tmp_path):
     assert (tmp_path / "p.html").stat().st_size < 5_000_000
 
 
+def test_few_methods_never_share_a_colour():
+    for names in (["niw", "fedem", "fedavg"], ["local", "centralised", "ensemble", "fedpop"], ["mine", "niw"]):
+        assert len({style.colour for style in styles(names).values()}) == len(names)
+
+
 def test_styles_are_the_methods_own():
     all_ = styles(list(ALGORITHMS))
     assert len({(s.colour, s.dash) for s in all_.values()}) == len(ALGORITHMS)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedhb.errors import InputError
 from fedhb.paper import experiments
+from fedhb.paper.cells import CHOOSING
 from fedhb.paper.experiments import Experiment
 from fedhb.report.collect import RunData
 from fedhb.settings import Settings
@@ -46,7 +47,7 @@ def numbers(run: RunData, place: Path | None) -> tuple[str, Printed]:
 def _is_cell(run: RunData, experiment: Experiment, cell: str) -> bool:
     """Whether the run's federation is that of the cell, the defaults filled in on both sides."""
     wanted = {**experiment.settings.get("common", {}), **experiment.settings["cells"][cell]}
-    plain = {key: value for key, value in wanted.items() if not isinstance(value, dict)}
+    plain = {key: value for key, value in wanted.items() if not isinstance(value, dict) and key not in CHOOSING}
     if set(plain) - set(Settings.__dataclass_fields__):
         return False
     theirs = Settings(**plain)

@@ -135,9 +135,11 @@ def worst_clients(method: Method) -> str:
             held = sorted((label for label, count in enumerate(labels) if count), key=lambda label: -labels[label])
             about = ", ".join(f"{label} ({labels[label]})" for label in held[:6]) + (" …" if len(held) > 6 else "")
         size = clients["sizes"][place[names[k]]] if names[k] in place else ""
-        numbers = f"<td class=number>{metric_text(main, before[k])}</td><td class=number>{metric_text(main, after[k])}</td>"
-        rows.append(f'<tr><th scope="row">{escape(str(names[k]))}</th>{numbers}<td class=number>{size}</td><td>{about}</td></tr>')
-    head = ("client", f"global {NAMES.get(main, main)}", "personalised", "training examples", "labels (examples)")
+        cells = [metric_text(main, before[k]), metric_text(main, after[k]), str(size)]
+        body = "".join(f"<td class=number>{cell}</td>" for cell in cells) + (f"<td>{about}</td>" if about else "")
+        rows.append(f'<tr><th scope="row">{escape(str(names[k]))}</th>{body}</tr>')
+    head = ["client", f"global {NAMES.get(main, main)}", "personalised", "training examples"]
+    head += ["labels (examples)"] if clients.get("labels") else []
     titles = "".join(f'<th scope="col"{"" if k in (0, 4) else " class=number"}>{text}</th>' for k, text in enumerate(head))
     caption = f"The clients that {escape(method.name)} serves worst, seed {run.seed}"
     return (

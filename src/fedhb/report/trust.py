@@ -101,7 +101,7 @@ def rejection(methods: Sequence[Method], task: str) -> Plot | None:
             lines.append(Series(method.name, parts[0]["rejected"], means, spreads, method.style))
             gains.append(f"{method.name} goes from {means[0]:.3g} to {means[8]:.3g}")
     label = "accuracy of the rest" if what == "accuracy" else "RMSE of the rest"
-    about = f"{label.capitalize()} when a fifth is rejected: {listed(gains)}."
+    about = f"{label[0].upper()}{label[1:]} when a fifth is rejected: {listed(gains)}."
     shown = Figure("rejection", "", "rejected", label, lines, percent=what == "accuracy", description=about)
     return figure(shown, x_percent=True) if lines else None
 

@@ -182,7 +182,9 @@
       const unit = { formatter: (v) => (plot.percent ? `${Math.round(100 * v)} %` : text(v)), color: soft, fontSize: 12 };
       const values = groups.flatMap((group) => group.points.flatMap(([x, y]) => [x, y]));
       const low = Math.min(...values), high = Math.max(...values), room = 0.04 * (high - low || 1);
-      const ends = plot.percent ? [Math.max(0, Math.floor(20 * (low - room)) / 20), 1] : [low - room, high + room];
+      const step = plot.percent ? 0.05 : 10 ** Math.floor(Math.log10(high - low || 1)) / 2;
+      const round = (v, how) => Number((how((v) / step) * step).toPrecision(6));
+      const ends = plot.percent ? [Math.max(0, round(low - room, Math.floor)), 1] : [round(low - room, Math.floor), round(high + room, Math.ceil)];
       const series = groups.map((group) => ({
         type: "scatter", name: group.name, color: group.colour, symbol: group.mark || "circle", symbolSize: group.text ? 20 : 10,
         data: group.points.map(([x, y, label]) => ({ value: [x, y], label_: label })), itemStyle: { opacity: group.text ? 0.85 : 0.7 },
