@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-faults test-federation soak release-check lint docs bench clean
+.PHONY: help demo test test-faults test-federation test-browser screenshots soak release-check lint docs bench clean
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 17
 
@@ -14,8 +14,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,privacy]'
 	touch $(READY)
 
-demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits and compare them
+demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits, compare them, and write runs/demo/report.html
 	$(BIN)/fedhb compare examples/demo.toml --out runs/demo --resume
+	$(BIN)/fedhb report runs/demo
 
 test: $(READY) lint  ## Lint, type checks, and every test
 	$(BIN)/python -m pytest -n 2
@@ -33,13 +34,32 @@ release-check: $(READY)  ## Build source and wheel, install them into a clean en
 test-federation: $(READY)  ## Real Flower processes on loopback: same numbers, faults, a killed server (about ten minutes)
 	$(BIN)/python -m pytest -m federation tests/federation
 
+BROWSER := $(VENV)/.browser
+$(BROWSER): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	command -v "$${CHROMIUM:-chromium}" >/dev/null || { \
+	  run=""; [ "$$(id -u)" = 0 ] || run=sudo; $$run apt-get update -qq && $$run apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
+	touch $(BROWSER)
+
+test-browser: $(BROWSER)  ## The pages of `fedhb report` in headless Chromium (installs Debian's where it is missing)
+	$(BIN)/python -m pytest -m browser tests/browser
+
+screenshots: $(BROWSER)  ## The pictures of docs/images/: pages of the demo and, where its files are, of Fashion-MNIST
+	$(BIN)/python tests/browser/screenshots.py docs/images
+
 lint: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(READY)  ## The API reference from docstrings, into site/
-	$(BIN)/pdoc --output-directory site --docformat google fedhb
+DOCS := $(VENV)/.docs
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $(DOCS)
+
+docs: $(DOCS)  ## The site from docs/ and the API reference from docstrings, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python -W error::UserWarning docs/reference.py site/api
 
 bench: $(READY)  ## Speed and memory on reference work, beside plain PyTorch (minutes; a quiet machine)
 	$(BIN)/fedhb bench

@@ -378,6 +378,7 @@ def test_a_folder_holds_what_was_promised(tmp_path):
         "problem.json",
         "rounds.jsonl",
         "result.json",
+        "evaluation.json",
         "checkpoint",
     }
     settings = tomllib.loads((out / "settings.toml").read_text())

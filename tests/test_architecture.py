@@ -25,7 +25,8 @@ LAYERS = (
     ("updates", "privacy", "fixedpoint"),
     ("engine",),
     ("evaluation",),
-    ("settings", "models", "run", "progress"),
+    ("settings", "models", "run", "progress", "loggers"),
+    ("figures", "drawing"),
     ("conduct", "stored"),
     ("api",),
     ("experiment", "bench"),
@@ -33,7 +34,8 @@ LAYERS = (
     ("deploy",),
     ("paper",),
     ("tune",),
-    ("cli_data", "cli_paper", "cli_deploy", "cli", "__main__"),
+    ("report",),
+    ("cli_data", "cli_paper", "cli_deploy", "cli_report", "cli_show", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""
 

@@ -38,7 +38,7 @@ values = st.one_of(
     st.lists(st.one_of(st.integers(), st.text(max_size=5))),
 )
 fields = {
-    **dict.fromkeys(("dataset", "data", "model", "head", "device", "secure_sum"), st.text()),
+    **dict.fromkeys(("dataset", "data", "model", "head", "device", "secure_sum", "unseen"), st.text()),
     **dict.fromkeys(
         ("num_clients", "rounds", "local_epochs", "batch_size", "personal_epochs", "checkpoint_every", "shards_per_client"),
         at_least_one,

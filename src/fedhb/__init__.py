@@ -36,6 +36,7 @@ _WHERE = {
     "LocalOnly": "fedhb.algorithms",
     "PFedBayes": "fedhb.algorithms",
     "FedPop": "fedhb.algorithms",
+    "Callback": "fedhb.engine.loop",
     "InputError": "fedhb.errors",
     "DivergedError": "fedhb.errors",
 }
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     )
     from fedhb.api import fit, load
     from fedhb.clients import Clients
+    from fedhb.engine.loop import Callback
     from fedhb.errors import DivergedError, InputError
     from fedhb.run import Personal, Run
 
@@ -75,6 +77,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "NIW",
+    "Callback",
     "Centralised",
     "Clients",
     "DivergedError",

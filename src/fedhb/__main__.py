@@ -1,5 +1,5 @@
 """`python -m fedhb`."""
 
-from fedhb.cli import main
+from fedhb.cli import entry
 
-main()
+entry()

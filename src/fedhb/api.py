@@ -25,10 +25,11 @@ from fedhb.engine.loop import Callback, State, Training
 from fedhb.engine.schedule import cohort_size
 from fedhb.errors import InputError
 from fedhb.evaluation.ledger import Ledger
+from fedhb.evaluation.observe import Observer
 from fedhb.likelihood import Likelihood
 from fedhb.models import check_model, default_likelihood
 from fedhb.network import Network
-from fedhb.run import Personal, Run
+from fedhb.run import Personal, Run, as_inputs
 from fedhb.settings import Settings, training_values
 from fedhb.stored import Stored, problem_record, try_out
 
@@ -55,6 +56,7 @@ def fit(
     likelihood: Likelihood | None = None,
     holdout: Clients | None = None,
     evaluate_on: str | None = "test",
+    unseen: tuple[str, np.ndarray] | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     checkpoint_every: int = 10,
@@ -84,6 +86,7 @@ def fit(
             one output per target instead of two gets noise of a fixed size).
         holdout: clients that never train; they are evaluated beside the training clients.
         evaluate_on: the split of the result's numbers, read once at the end; None for no evaluation.
+        unseen: (what they are, inputs) that are like none of the data: a report shows how uncertain predictions for them are.
         out: the folder for settings, records, result and checkpoints; None keeps nothing on disk.
         resume: go on where a run in `out` stopped.
         checkpoint_every: rounds between checkpoints.
@@ -101,6 +104,8 @@ def fit(
         dp_clip=dp_clip, dp_delta=dp_delta, **training_values(algorithm, given),
     )  # fmt: skip
     check_device(device)
+    if unseen is not None:
+        as_inputs(unseen[1], tuple(clients.train.x.shape[1:]))  # before training: a wrong shape should not cost an hour
     if evaluate_on not in (None, "train", "validation", "test"):
         raise InputError(f"evaluate_on={evaluate_on!r}: choose train, validation, test or None")
     if evaluate_on and getattr(clients, evaluate_on) is None:
@@ -145,14 +150,22 @@ def fit(
         return Automatic(problem, job.trained, clients, state.store, training=training, done=state.done, workers=workers)
 
     def evaluation(result: Run) -> dict[str, Any]:
-        def of(who: Clients | None, name: str) -> dict[str, Any] | None:
-            if who is None or not evaluate_on:
-                return None
+        def ledger(who: Clients, name: str) -> Ledger | None:
             about = (name, job.fingerprint, dataclasses.asdict(personal_plan), result.state.done)
-            ledger = Ledger(folder.path / EVALUATED, about, who, evaluate_on) if folder is not None else None
-            return result.evaluate(who, evaluate_on, ledger=ledger)
+            return Ledger(folder.path / EVALUATED, about, who, str(evaluate_on)) if folder is not None else None
 
-        return {"split": evaluate_on, "known": of(clients, "known"), "novel": of(holdout, "novel")}
+        if not evaluate_on:
+            return {"split": evaluate_on, "known": None, "novel": None}
+        kept = ledger(clients, "known")
+        # who goes on with a killed evaluation has not seen all of its predictions
+        observer = observer_of(result, unseen) if kept is not None and not kept.begun else None
+        known = result.evaluate(clients, evaluate_on, observer=observer, ledger=kept)
+        return {
+            "split": evaluate_on,
+            "known": known,
+            "novel": result.evaluate(holdout, evaluate_on, ledger=ledger(holdout, "novel")) if holdout is not None else None,
+            "observed": observer.summary(result.rng) if observer is not None else None,
+        }
 
     return conduct(
         job,
@@ -166,6 +179,12 @@ def fit(
         progress=progress,
         callbacks=callbacks,
     )
+
+
+def observer_of(result: Run, unseen: tuple[str, np.ndarray] | None) -> Observer:
+    """Who watches the evaluation, for evaluation.json."""
+    strange = (unseen[0], as_inputs(unseen[1], result.input_shape)) if unseen is not None else None
+    return Observer(result.problem, result.algorithm, result.state.server, result.seed, strange)
 
 
 def load(

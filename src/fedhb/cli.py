@@ -1,10 +1,11 @@
-"""The command line: `fedhb train | compare | predict | personalise | data | algorithms | bench | paper | tune | deploy`.
+"""The command line: `fedhb train | compare | predict | personalise | report | data | algorithms | bench | paper | tune | deploy`.
 
 Exit codes: 0 done, 2 bad input (a message that names the value and the remedy), 1 failure, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -20,7 +22,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedhb import cli_data, cli_deploy, cli_paper
+from fedhb import cli_data, cli_deploy, cli_paper, cli_report
+from fedhb.cli_show import comparison_table, one_line, show_result
 from fedhb.engine import memory
 from fedhb.errors import InputError, Stopped
 from fedhb.settings import ALGORITHMS, Settings, read_toml
@@ -48,6 +51,13 @@ SetOption = Annotated[
 ModelOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="PKG.MOD:FACTORY", help="the factory of the run's model, where that is code of your own: it is run"),
+]
+
+LogOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--log", metavar="csv|tensorboard", help="every round's numbers to OUT/log.csv or OUT/tensorboard; may be repeated"
+    ),
 ]
 
 
@@ -81,23 +91,25 @@ def train(
     set_: SetOption = None,
     out: Annotated[Optional[Path], typer.Option(help="folder for results [runs/DATASET-ALGORITHM-seedN]")] = None,  # noqa: UP045
     resume: Annotated[bool, typer.Option("--resume", help="go on where the run in --out stopped")] = False,
+    log: LogOption = None,
 ) -> None:
     """Train a global posterior; evaluate it before and after personalisation."""
     chosen = Settings.resolve(settings, flags, set_ or ())
     name = Path(chosen.data).stem if chosen.data else chosen.dataset
     folder = out or Path("runs") / f"{name}-{chosen.algorithm}-seed{chosen.seed}"
     from fedhb.experiment import train as run_training
+    from fedhb.loggers import make
 
     finished = resume and (folder / "result.json").exists()
     try:
-        run = run_training(chosen, folder, resume)
+        run = run_training(chosen, folder, resume, callbacks=make(log or (), folder))
     except KeyboardInterrupt:
         errors.print(f"\nstopped; go on with the same command and [bold]--out {folder} --resume[/bold]")
         raise
     if finished:
         console.print(f"{folder} was finished already: nothing to do")
-    show_result(run.result)
-    console.print(f"results in {folder}", highlight=False)
+    show_result(console, run.result)
+    console.print(f"results in {folder}; a page of them: fedhb report {folder}", highlight=False)
 
 
 @app.command()
@@ -110,6 +122,7 @@ def compare(
     set_: SetOption = None,
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="keep what is done, go on with the rest")] = False,
+    log: LogOption = None,
 ) -> None:
     """Train several algorithms with several seeds under the same settings; one table of means and deviations."""
     lists = {"algorithms": algorithms or "niw,mixture,fedavg", "seeds": seeds or "0,1,2"}
@@ -134,9 +147,25 @@ def compare(
     each = {name: Settings.resolve(settings, flags | {"algorithm": name}, set_ or (), ignored) for name in names}
     chosen = Settings.resolve(settings, flags, set_ or (), ignored)
     from fedhb.experiment import compare as run_comparison
+    from fedhb.loggers import make
+    from fedhb.progress import RunTable
+
+    make(log or (), out)  # a wrong name should not cost the first run
+    labels = [f"{name} seed {seed}" for seed in numbers for name in each]
+    shown = RunTable(labels, errors) if errors.is_terminal else None
+
+    def told(name: str, seed: int, folder: Path) -> list[Any]:
+        return [*make(log or (), folder), *([shown.callback(f"{name} seed {seed}")] if shown else [])]
+
+    def finished(result: dict[str, Any]) -> None:
+        if shown:
+            shown.finish(f"{result['algorithm']} seed {result['seed']}", result)
+        else:
+            errors.print(one_line(result), soft_wrap=True, highlight=False)
 
     try:
-        rows = run_comparison(each, numbers, out, resume, lambda result: errors.print(one_line(result)))
+        with shown or contextlib.nullcontext():
+            rows = run_comparison(each, numbers, out, resume, finished, told, progress=shown is None)
     except KeyboardInterrupt:
         errors.print("\nstopped; go on with the same command and [bold]--resume[/bold]")
         raise
@@ -144,7 +173,7 @@ def compare(
     console.print(
         comparison_table(rows, f"{name}, {chosen.rounds} rounds, seeds {','.join(map(str, numbers))}, {chosen.evaluate_on} data")
     )
-    console.print(f"runs in {out}", highlight=False)
+    console.print(f"runs in {out}; a page of them: fedhb report {out}", highlight=False)
 
 
 @app.command()
@@ -262,67 +291,8 @@ def bench(
 
 cli_paper.register(app, console, errors)
 cli_data.register(app, console, errors)
-
-
-def show_result(result: dict[str, Any]) -> None:
-    """The result of one run."""
-    rows = [("global", result["global"]), ("personalised", result["personalised"])]
-    if result["holdout"]:
-        rows += [
-            ("novel clients, global", result["holdout"]["global"]),
-            ("novel clients, personalised", result["holdout"]["personalised"]),
-        ]
-    if result["global"] is None:
-        console.print("the clients have no test examples: nothing was evaluated")
-        return
-    what = f"{result['algorithm']} on {result['dataset']}, seed {result['seed']}, round {result['rounds']}"
-    title = f"{what}: mean over clients, {result['split']} data"
-    table = Table("", *result["global"], title=title)
-    for label, metrics in rows:
-        table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
-    console.print(table)
-    sent = result["communication"]["per_client_round"]
-    seconds = result["seconds"]
-    console.print(
-        f"sent per client and round: {sent['down_bytes'] / 1e6:.2f} MB down, {sent['up_bytes'] / 1e6:.2f} MB up; "
-        f"training {seconds['train']:.1f} s, evaluation {seconds['evaluate']:.1f} s",
-        highlight=False,
-    )
-
-
-def one_line(result: dict[str, Any]) -> str:
-    """A finished run of a comparison."""
-    parts = [
-        f"{task} " + "  ".join(f"{k} {v:.4f}" for k, v in result[task].items())
-        for task in ("global", "personalised")
-        if result[task]
-    ]
-    return f"{result['algorithm']} seed {result['seed']}: " + "; ".join(parts)
-
-
-def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Methods by metrics of both tasks, the best of each column in bold."""
-    metrics = [(task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]]
-    higher = {"accuracy", "coverage"}
-    best = {}
-    for task, m in metrics:
-        values = [row[task][m]["mean"] for row in rows]
-        best[task, m] = max(values) if m in higher else min(values)
-    table = Table("algorithm", title=title)
-    for task, m in metrics:
-        table.add_column(f"{task.replace('_', ' ')}\n{m}", justify="right")
-    table.add_column("training\nseconds", justify="right")
-    for row in rows:
-        cells = []
-        for task, m in metrics:
-            value = row[task][m]
-            text = f"{value['mean']:.4f}" + (f" ±{value['std']:.4f}" if len(row["seeds"]) > 1 else "")
-            cells.append(f"[bold]{text}[/bold]" if value["mean"] == best[task, m] else text)
-        table.add_row(row["algorithm"], *cells, f"{row['seconds']:.1f}")
-    return table
-
-
-cli_deploy.register(app, console, errors, with_settings, show_result)
+cli_deploy.register(app, console, errors, with_settings, partial(show_result, console))
+cli_report.register(app, console, errors)
 
 
 def main() -> None:
@@ -361,3 +331,15 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(143 if terminated else 130)
+
+
+def entry() -> None:
+    """The command `fedhb`. After Ctrl-C it ends at once: taking torch down in order can take a second."""
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code in (130, 143):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(ended.code))
+        raise

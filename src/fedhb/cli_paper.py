@@ -82,6 +82,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
                 console.print(table)
         if standing.stale:
             console.print("* by settings that have changed since")
+        draw(experiments.load(place, name), errors)
 
     @app.command()
     def tune(
@@ -162,6 +163,24 @@ def run_all(experiment: Any, keys: Any, jobs: int, errors: Console) -> Any:
         raise
     finally:
         shown.close()
+
+
+def draw(experiment: Any, errors: Console) -> None:
+    """Write the figures of all its records to its folder, as PNG and SVG."""
+    from fedhb.drawing import draw_all
+    from fedhb.paper import engine, experiments
+
+    if not hasattr(experiment.kind, "figures"):
+        return
+    standing = engine.standing(experiment, experiments.choose(experiment))
+    figures = experiment.kind.figures(experiment.settings, experiment.printed(), standing.records)
+    try:
+        paths = draw_all(figures, experiment.path / "figures")
+    except InputError as error:  # the tables are there all the same
+        errors.print(str(error), highlight=False, markup=False)
+        return
+    if paths:
+        errors.print(f"{len(paths)} figures in {experiment.path / 'figures'}", highlight=False, soft_wrap=True)
 
 
 def chosen_rows(printed: list[dict[str, Any]], keys: Any) -> list[dict[str, Any]]:

@@ -6,12 +6,14 @@ The simulator (`api.fit`) and Flower (`flower.server`) differ in their executor 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
@@ -118,6 +120,7 @@ def conduct(
         job: the run.
         engine: the executor of a run that stands where this state does.
         evaluation: the split, and the numbers on it of the clients that trained ("known") and of others ("novel"); None for none.
+            Where it has "observed", that is evaluation.json (evaluation/observe.py).
         files: what the folder holds of the run from its beginning.
         about: what the result says of the data.
         folder: where it is kept, or None.
@@ -146,9 +149,10 @@ def conduct(
         keeper = Keeper(folder, job.constants, job.fingerprint, checkpoint_every, rounds, result.records)
         executor = engine(state)
         shown = [RoundProgress(f"{job.algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
+        told = [*callbacks, *([_Spent(job.privacy)] if job.privacy else []), keeper, *shown]
         try:
-            told = [*callbacks, *([_Spent(job.privacy)] if job.privacy else []), keeper, *shown]
             run(job.problem, job.trained, job.num_clients, job.training, state, executor, told)
+            result.watch = partial(tell, told, "evaluating")
             begun = time.perf_counter()
             found = evaluation(result)
             seconds = {"train": state.seconds, "evaluate": time.perf_counter() - begun}
@@ -156,29 +160,35 @@ def conduct(
             if job.privacy is not None:
                 result.result["privacy"] = job.privacy.record(state.done)
             if folder is not None:
+                if found.get("observed") is not None:
+                    folder.write("evaluation.json", json.dumps(found["observed"]).encode())
                 folder.write_result(as_json(result.result))
                 (folder.path / EVALUATED).unlink(missing_ok=True)
                 result.records = folder.rounds()
+            tell(told, "on_result", result.result)
         finally:
+            result.watch = None
+            for bar in shown:
+                bar.close()
             executor.close()
     return result
 
 
-class _Spent:
+class _Spent(Callback):
     """Records what the rounds have cost so far."""
 
     def __init__(self, privacy: Privacy):
         self.privacy = privacy
 
-    def on_start(self, done: int, rounds: int) -> None:
-        """Nothing to do before the first round."""
-
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Epsilon after this round."""
         record["epsilon"] = self.privacy.epsilon(state.done)
 
-    def on_end(self) -> None:
-        """Nothing to do at the end."""
+
+def tell(callbacks: Sequence[Callback], what: str, *values: Any) -> None:
+    """Call this method of every callback that has it: one that is no subclass of `Callback` may have none."""
+    for callback in callbacks:
+        getattr(callback, what, lambda *_: None)(*values)
 
 
 def summary(result: Run, found: Mapping[str, Any], about: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:

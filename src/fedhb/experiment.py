@@ -25,10 +25,14 @@ from fedhb.run import Run
 from fedhb.seeding import derive
 from fedhb.settings import Settings
 
+MOST = 2000
+"""Inputs that are unseen, at most."""
+
 
 def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Clients, Clients | None]:
     """The clients that train and, where asked for, novel ones that never do."""
     dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
+    dataset, _ = leave_out(dataset, settings.unseen)
     kind = settings.partition or ("natural" if dataset.train.client is not None else "groups" if dataset.groups else "shards")
     if dataset.groups and (kind != "groups" or settings.server_share):
         wrong = f"partition={kind!r}" if kind != "groups" else f"server_share={settings.server_share}"
@@ -66,6 +70,33 @@ def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Cl
         clients = clients.with_validation(settings.validation, settings.seed)
         holdout = holdout.with_validation(settings.validation, settings.seed) if holdout else None
     return clients, holdout
+
+
+def leave_out(dataset: Dataset, unseen: str) -> tuple[Dataset, tuple[str, np.ndarray] | None]:
+    """What predictions should be unsure of, and the data without it where it is one of their classes."""
+    if not unseen:
+        return dataset, None
+    if not unseen.isdecimal():
+        other = data.read_npz(unseen) if unseen.endswith(".npz") else data.load(unseen)
+        x = np.concatenate([other.test.x, other.train.x[: max(0, MOST - len(other.test))]])[:MOST]
+        if x.shape[1:] != dataset.train.x.shape[1:]:
+            raise InputError(
+                f"unseen={unseen!r} has inputs of shape {x.shape[1:]}, {dataset.name} of {dataset.train.x.shape[1:]}: "
+                "choose data of the same shape, or the number of a class to leave out"
+            )
+        return dataset, (other.name, x)
+    number = int(unseen)
+    if dataset.num_classes is None or number >= dataset.num_classes:
+        known = f"0..{dataset.num_classes - 1}" if dataset.num_classes else "none, its targets are real numbers"
+        raise InputError(f"unseen={unseen!r} is no class of {dataset.name} (it has {known}): choose one, or another data set")
+    strange = [part.x[part.y == number] for part in (dataset.test, dataset.train)]
+
+    def without(part: Examples) -> Examples:
+        kept = part.y != number
+        return Examples(part.x[kept], part.y[kept], None if part.client is None else part.client[kept])
+
+    rest = replace(dataset, train=without(dataset.train), test=without(dataset.test))
+    return rest, (f"class {number}, which no client has", np.concatenate(strange)[:MOST])
 
 
 def withhold(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, torch.Tensor | None]:
@@ -112,6 +143,8 @@ def train(
     if settings.secure_sum:
         raise InputError(f"secure_sum={settings.secure_sum!r}: in one process there is no server to hide from; leave it out")
     algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
+    dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
+    unseen = leave_out(dataset, settings.unseen)[1]
     clients, holdout = make_clients(settings, dataset)
     model, spec = model_of(settings, clients)
     return fit(
@@ -120,6 +153,7 @@ def train(
         algorithm,
         **fit_options(settings),
         holdout=holdout,
+        unseen=unseen,
         out=out,
         resume=resume,
         progress=progress,
@@ -135,10 +169,13 @@ def compare(
     out: Path,
     resume: bool = False,
     on_result: Callable[[dict[str, Any]], None] = lambda row: None,
+    callbacks: Callable[[str, int, Path], Sequence[Callback]] = lambda name, seed, folder: (),
+    progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Every algorithm with its settings and every seed; each run in OUT/ALGORITHM-seedN, the table in OUT/comparison.json.
 
     With `resume`, runs that are done are taken as they are, and one that was stopped goes on.
+    `callbacks(algorithm, seed, folder)` are told of the rounds of a run.
     """
     for name, one in settings.items():  # before the first run: a wrong setting should not cost an hour
         build(name, one.options.get(name, {}))
@@ -149,7 +186,9 @@ def compare(
     results = []
     for seed in seeds:
         for name, one in settings.items():
-            result = train(replace(one, algorithm=name, seed=seed), out / f"{name}-seed{seed}", resume, dataset).result
+            folder = out / f"{name}-seed{seed}"
+            told = callbacks(name, seed, folder)
+            result = train(replace(one, algorithm=name, seed=seed), folder, resume, dataset, progress, told).result
             results.append(result)
             on_result(result)
     rows = tabulate(results)

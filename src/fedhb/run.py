@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import evaluate, predict_in_blocks
 from fedhb.evaluation.ledger import Ledger
+from fedhb.evaluation.observe import Observer
 from fedhb.seeding import Randomness
 from fedhb.updates import check_personal
 
@@ -52,6 +53,7 @@ class Run:
         input_shape: of one example.
         result: what result.json holds.
         records: one per round, as in rounds.jsonl.
+        watch: told how many of how many clients are evaluated, while the run is.
     """
 
     problem: Problem
@@ -62,6 +64,7 @@ class Run:
     input_shape: tuple[int, ...]
     result: dict[str, Any] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
+    watch: Callable[[int, int], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def rng(self) -> Randomness:
@@ -125,17 +128,17 @@ class Run:
         *,
         epochs: int | None = None,
         lr: float | None = None,
+        observer: Observer | None = None,
         ledger: Ledger | None = None,
     ) -> dict[str, Any]:
         """Global and personalised metrics on these clients' examples of a split, as means and per client.
 
-        A ledger keeps what is done of it, so that another process may go on.
+        `observer` is told of every prediction; a ledger keeps what is done, so that another process may go on.
         """
-        clients, plan = clients.to(str(self.problem.network.device)), self._plan(epochs, lr)
+        clients, plan, server = clients.to(str(self.problem.network.device)), self._plan(epochs, lr), self.state.server
+        seen: Any = {"observer": observer, "watch": self.watch, "ledger": ledger}
         with one_thread():
-            return evaluate(
-                self.problem, self.algorithm, self.state.server, clients, self.state.store, plan, self.rng, split, ledger
-            )
+            return evaluate(self.problem, self.algorithm, server, clients, self.state.store, plan, self.rng, split, **seen)
 
     def _plan(self, epochs: int | None, lr: float | None) -> Plan:
         """How to personalise: as the run does, unless told otherwise."""

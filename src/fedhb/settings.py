@@ -69,6 +69,9 @@ class Settings:
     holdout_clients: int = _setting(0, "clients that never train and are personalised afterwards")
     validation: float = _setting(0.0, "share of each client's training examples held back for validation")
     evaluate_on: str = _setting("test", "where the result's numbers come from: test or validation (then no test example is read)")
+    unseen: str = _setting(
+        "", "what predictions should be unsure of: a class to leave out, a data set or a .npz file, for the report"
+    )
     server_share: float = _setting(0.0, "share of the training examples whose inputs, unlabelled, go to the server (for fedbe)")
     fraction: float = _setting(0.1, "f: share of the clients in a round")
     local_epochs: int = _setting(1, "tau: epochs of a client's update")

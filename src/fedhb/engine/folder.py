@@ -4,6 +4,7 @@ OUT/settings.toml            the resolved settings, with versions
 OUT/problem.json             what the network and the federation are, for loading the run elsewhere
 OUT/rounds.jsonl             one line per round
 OUT/evaluated.jsonl          while it evaluates: the clients that are done
+OUT/evaluation.json          what a report tells beside the result (evaluation/observe.py), written just before it
 OUT/result.json              written once, at the end; its hash is in checkpoint/
 OUT/checkpoint/              see checkpoint.py
 """

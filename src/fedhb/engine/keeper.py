@@ -11,10 +11,10 @@ from fedhb.algorithms.base import Arrays, Problem
 from fedhb.clients import Clients
 from fedhb.engine import checkpoint
 from fedhb.engine.folder import RunFolder
-from fedhb.engine.loop import State, Training
+from fedhb.engine.loop import Callback, State, Training
 
 
-class Keeper:
+class Keeper(Callback):
     """The callback that writes rounds.jsonl and checkpoints; also when the run is interrupted."""
 
     def __init__(
@@ -35,9 +35,6 @@ class Keeper:
         )
         self.records = records
         self._state: State | None = None
-
-    def on_start(self, done: int, rounds: int) -> None:
-        """Nothing to do before the first round."""
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Keep the record, and every `every` rounds the state."""

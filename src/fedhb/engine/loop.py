@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,19 +27,27 @@ class Executor(Protocol):
 
 
 class Callback(Protocol):
-    """Told of every round; a progress bar, a logger, an evaluation."""
+    """Told of every round; a progress bar, a logger, an evaluation. A subclass need not have every method."""
 
     def on_start(self, done: int, rounds: int) -> None:
         """Training begins (or goes on) after `done` of `rounds` rounds."""
-        ...
+        return
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """A round is done. Whatever is added to the record is kept with it."""
-        ...
+        return
 
     def on_end(self) -> None:
         """Training is over, or stopped."""
-        ...
+        return
+
+    def evaluating(self, done: int, clients: int) -> None:
+        """After the last round: so many clients are evaluated."""
+        return
+
+    def on_result(self, result: Mapping[str, Any]) -> None:
+        """The run is evaluated and on disk: what result.json holds."""
+        return
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fedhb.engine.executor import chunk_size
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
 from fedhb.evaluation.ledger import Ledger
+from fedhb.evaluation.observe import Observer
 from fedhb.seeding import Randomness
 from fedhb.updates import check_personal
 
@@ -32,15 +33,23 @@ def evaluate(
     plan: Plan,
     rng: Randomness,
     split: str = "test",
+    observer: Observer | None = None,
+    watch: Callable[[int, int], None] | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, Any]:
-    """Means over clients of global and personalised metrics, and both for every client (None where it has no examples)."""
+    """Means over clients of global and personalised metrics, and both for every client (None where it has no examples).
+
+    An `observer` is told of every prediction, `watch` how many of the clients are done; no number depends on them. Clients in the
+    `ledger` are taken from there.
+    """
     held = _share(clients, split).sizes.nonzero().flatten().tolist()
     if not held:
         raise InputError(f"no client has {split} examples: give some, or choose another split to evaluate on")
     some = clients.select(held)
-    before = global_metrics(problem, algorithm, server, some, store, rng, split)
-    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split, ledger)
+    if observer is not None:
+        observer.begin(some, _share(some, split))
+    before = global_metrics(problem, algorithm, server, some, store, rng, split, observer)
+    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split, observer, watch, ledger)
     who = list(clients.names) if clients.names else clients.ids.tolist()
     return tabulate(who, dict(zip(held, before, strict=True)), dict(zip(held, after, strict=True)))
 
@@ -62,6 +71,7 @@ def global_metrics(
     store: ClientStore,
     rng: Randomness,
     split: str = "test",
+    observer: Observer | None = None,
 ) -> list[Metrics]:
     """The metrics of the global prediction on each client's own examples."""
     share = _share(clients, split)
@@ -75,7 +85,10 @@ def global_metrics(
         memory = store.load(algorithm, problem, clients.select(group)) if alone else None
         predictions = algorithm.predict(problem, server, torch.cat([x for x, _ in parts]), rng, memory)
         pieces = predictions.split([len(x) for x, _ in parts])
-        metrics += [problem.likelihood.metrics(p, y) for p, (_, y) in zip(pieces, parts, strict=True)]
+        for k, p, (_, y) in zip(group, pieces, parts, strict=True):
+            metrics.append(problem.likelihood.metrics(p, y))
+            if observer is not None:
+                observer.predicted("global", k, p, y, metrics[k])
     return metrics
 
 
@@ -88,6 +101,8 @@ def personalised_metrics(
     plan: Plan,
     rng: Randomness,
     split: str = "test",
+    observer: Observer | None = None,
+    watch: Callable[[int, int], None] | None = None,
     ledger: Ledger | None = None,
 ) -> list[Metrics]:
     """The metrics of each client's own posterior, fitted on its training examples, on its own held-back ones.
@@ -107,13 +122,20 @@ def personalised_metrics(
             memory = store.load(algorithm, problem, selected)
             personal = algorithm.personalise(problem, server, selected, memory, plan, rng)
             check_personal(personal.theta, ids)
+            if observer is not None:
+                observer.personalised(positions, personal)
             found = []
             for c, k in enumerate(positions):
                 x, y = share.examples(k)
-                found.append(problem.likelihood.metrics(personal.client(c).predict(x.unsqueeze(0))[0], y))
+                prediction = personal.client(c).predict(x.unsqueeze(0))[0]
+                found.append(problem.likelihood.metrics(prediction, y))
+                if observer is not None:
+                    observer.predicted("personalised", k, prediction, y, found[c])
             if ledger is not None:
                 ledger.keep(ids, found)
         metrics |= dict(zip(positions, found, strict=True))
+        if watch is not None:
+            watch(len(metrics), len(clients))
     return [metrics[k] for k in range(len(clients))]
 
 

@@ -37,6 +37,11 @@ class Ledger:
             if record["mark"] == self.mark:
                 self._known[tuple(record["clients"])] = record["metrics"]
 
+    @property
+    def begun(self) -> bool:
+        """Whether some clients were evaluated before."""
+        return bool(self._known)
+
     def find(self, ids: Sequence[int]) -> list[dict[str, float]] | None:
         """The metrics of these clients, if they were evaluated together."""
         return self._known.get(tuple(ids))

@@ -202,16 +202,10 @@ class Federated:
         outputs = torch.zeros(2, likelihood.num_outputs)
         return list(likelihood.metrics(likelihood.predictive(outputs), clients.train.y))
 
-    def on_start(self, done: int, rounds: int) -> None:
-        """Nothing to do before the first round."""
-
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Who answered is kept with the round: their memories count, and a resumed run knows."""
         record["answered"], record["attempts"], record["node_seconds"] = sorted(self.answered), self.attempts, self.seconds
         self.counted |= dict.fromkeys(self.answered, record["round"])
-
-    def on_end(self) -> None:
-        """Nothing to do at the end."""
 
     def close(self) -> None:
         """Nothing to release."""

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedhb.api import load, problem_record, versions
 from fedhb.conduct import claim, conduct
 from fedhb.engine.folder import RunFolder, as_json
-from fedhb.engine.loop import State
+from fedhb.engine.loop import Callback, State
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import tabulate
 from fedhb.experiment import make_clients
@@ -103,21 +103,15 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
     )
 
 
-class _Later:
+class _Later(Callback):
     """Tells the executor of every round; it is made only once the run's state is known."""
 
     def __init__(self, made: list[Federated]):
         self.made = made
 
-    def on_start(self, done: int, rounds: int) -> None:
-        """Nothing to do before the first round."""
-
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Pass it on."""
         self.made[0].on_round(record, state)
-
-    def on_end(self) -> None:
-        """Nothing to do at the end."""
 
 
 def take_census(roster: Roster, folder: RunFolder, journal: Journal, resume: bool) -> Census:

@@ -6,6 +6,7 @@ here with
     work(settings) -> list of keys                  one for every record, such as {"cell": ..., "variant": ..., "seed": ...}
     run(settings, key, folder, tell) -> result      of one record; `folder` is for checkpoints, `tell(share, text)` for progress
     tables(settings, printed, records) -> tables    what is shown, printed numbers beside ours
+    figures(settings, printed, records) -> figures  the same as figures (optional; pictures.py)
 
 and optionally `resolved(settings, key)`: everything the result depends on, by which a record is known to be stale.
 """

@@ -25,7 +25,7 @@ from typing import Any
 from fedhb import data, nets
 from fedhb.algorithms import ALGORITHMS, build
 from fedhb.data.dataset import Dataset
-from fedhb.engine.loop import State
+from fedhb.engine.loop import Callback, State
 from fedhb.errors import InputError
 from fedhb.paper.records import MISSING, Key
 from fedhb.settings import Settings
@@ -110,7 +110,7 @@ def dataset_of(name: str) -> Dataset:
     return data.load(name)
 
 
-class Told:
+class Told(Callback):
     """The callback that tells of every round."""
 
     def __init__(self, tell: Tell, until: float = 1.0):
@@ -125,5 +125,6 @@ class Told:
         """One more."""
         self.tell(self.until * state.done / self.rounds, f"round {state.done}/{self.rounds}")
 
-    def on_end(self) -> None:
-        """Nothing."""
+    def evaluating(self, done: int, clients: int) -> None:
+        """After the last round."""
+        self.tell(self.until + (1.0 - self.until) * done / clients, f"client {done}/{clients}")

@@ -16,10 +16,12 @@ from typing import Any
 from rich.table import Table
 
 from fedhb.experiment import train
+from fedhb.figures import Figure
+from fedhb.paper import pictures
 from fedhb.paper.cells import Tell, Told, dataset_of, resolved, settings_of, work
 from fedhb.paper.records import Key
 
-__all__ = ["resolved", "run", "tables", "work"]
+__all__ = ["figures", "resolved", "run", "tables", "work"]
 
 ROUNDS = (1, 5, 10, 20, 50, 100, 200, 300)
 LAST = 5
@@ -58,6 +60,11 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
             table.add_row(cell, *texts, f"{statistics.fmean(ends):,.0f}{spread}", *above)
         found.append(table)
     return found
+
+
+def figures(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """The curves."""
+    return pictures.curves(settings, records)
 
 
 def end(curve: Sequence[float]) -> float:

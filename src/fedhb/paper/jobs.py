@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
+import os
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,11 +66,13 @@ def _in_processes(jobs: Sequence[Job], count: int, watch: Watch) -> Iterator[tup
     context, waiting = multiprocessing.get_context("spawn"), list(jobs)
     busy: dict[Connection, tuple[Any, Job]] = {}
     processes = []
+    ready: set[Connection] = set()
     try:
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,))
-            process.start()
+            with _deaf():
+                process.start()
             theirs.close()
             processes.append((process, ours))
             busy[ours] = (process, waiting.pop(0))
@@ -80,6 +86,9 @@ def _in_processes(jobs: Sequence[Job], count: int, watch: Watch) -> Iterator[tup
                 except EOFError:
                     process.join()
                     raise RuntimeError(f"the process of {dict(job.key)} died with code {process.exitcode} (memory?)") from None
+                if kind == "ready":
+                    ready.add(pipe)
+                    continue
                 if kind == "told":
                     watch(job, *content)
                     continue
@@ -97,11 +106,24 @@ def _in_processes(jobs: Sequence[Job], count: int, watch: Watch) -> Iterator[tup
     finally:
         for _, pipe in processes:
             pipe.close()  # whoever is at work fails to tell, keeps its checkpoint and ends
-        for process, _ in processes:
-            process.join(PATIENCE)
+        for process, pipe in processes:
+            process.join(PATIENCE if pipe in ready else 0)
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that start here do not hear Ctrl-C until they are ready: they would print where they were stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _serve(pipe: Connection) -> None:
@@ -110,6 +132,8 @@ def _serve(pipe: Connection) -> None:
     memory.keep()
     torch.set_num_threads(1)
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pipe.send(("ready",))
         while True:
             job = pipe.recv()
             try:
@@ -122,5 +146,7 @@ def _serve(pipe: Connection) -> None:
                 pipe.send(("refused", str(error)))
             except Exception:
                 pipe.send(("failed", traceback.format_exc()))
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+    except KeyboardInterrupt:
+        os._exit(0)  # its checkpoint is written; taking torch down in order can take a second
+    except (EOFError, BrokenPipeError):
         return

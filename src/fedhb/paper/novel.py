@@ -14,12 +14,13 @@ from rich.table import Table
 
 from fedhb.errors import InputError
 from fedhb.experiment import make_clients, train
-from fedhb.paper import cells
+from fedhb.figures import Figure
+from fedhb.paper import cells, pictures
 from fedhb.paper.cells import Tell, Told, dataset_of, settings_of, work
 from fedhb.paper.records import Key
 from fedhb.paper.table import METRICS, spread
 
-__all__ = ["resolved", "run", "tables", "work"]
+__all__ = ["figures", "resolved", "run", "tables", "work"]
 
 
 def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
@@ -65,3 +66,8 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
                     table.add_row(variant, *(spread([factor * m[metric] for m in each], digits) + star for each in columns))
             found.append(table)
     return found
+
+
+def figures(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Accuracy and NLL against the number of examples."""
+    return pictures.few_examples(settings, records)

@@ -17,10 +17,11 @@ from rich.table import Table
 
 from fedhb import data
 from fedhb.experiment import train
-from fedhb.paper import clean, gates, ranks
+from fedhb.figures import Figure
+from fedhb.paper import clean, gates, pictures, ranks
 from fedhb.paper.cells import Key, Tell, Told, dataset_of, resolved, settings_of, work
 
-__all__ = ["resolved", "run", "tables", "work"]
+__all__ = ["figures", "resolved", "run", "tables", "work"]
 
 METRICS = (("accuracy", 100, 2), ("nll", 1, 3), ("ece", 1, 3))
 """What the tables show: the metric, its factor and its digits. Printed accuracies are in percent."""
@@ -92,6 +93,11 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
             if filled:
                 found.append(table)
     return found + rank_table(variants, tasks, records) + gate_table(records)
+
+
+def figures(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Figure]:
+    """Accuracy against a parameter, where variants differ in one."""
+    return pictures.parameters(settings, printed, records)
 
 
 def label(records: Sequence[Record], seeds: Sequence[str]) -> str:

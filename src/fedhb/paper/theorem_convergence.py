@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from fedhb.figures import Figure
+from fedhb.paper import pictures
 from fedhb.paper.blocks import Blocks, bound_for_rounds, descend, grid, printed_bound, printed_rule, slope, sublevel_constants
 from fedhb.paper.convex import make
 
@@ -73,6 +75,12 @@ def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[
     return found
 
 
+def figures(settings: Settings, printed: Any, records: Sequence[Record]) -> list[Figure]:
+    """Every cell's gaps against T, beside the printed bound."""
+    found = {cell: summarise(settings, cell, records) for cell in settings["cells"]}
+    return [pictures.gaps(settings, cell, rows) for cell, rows in found.items() if rows]
+
+
 def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[dict[str, Any]]:
     """A row for each variant of a cell that has records.
 
@@ -110,6 +118,11 @@ def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[
                 "ratio_rounds": float((gap / for_rounds)[ends].max()),
                 "slope": slope([steps[k] for k in late], gap[late].tolist()),
                 "last": float(np.mean([r["last"][-1] for r in results])),
+                "label": f"{blocks.selection}, N_f = {blocks.cohort}",
+                "steps": steps,
+                "gaps": gap.tolist(),
+                "spreads": gaps.std(0, ddof=1).tolist() if len(gaps) > 1 else None,
+                "bounds": bounds,
             }
         )
     return rows

@@ -22,7 +22,9 @@ from fedhb.algorithms import NIW, Arrays, Federation, Problem
 from fedhb.algorithms.base import start_weights
 from fedhb.api import fit
 from fedhb.clients import Clients
+from fedhb.figures import Figure
 from fedhb.likelihood import GaussianRegression
+from fedhb.paper import pictures
 from fedhb.paper.blocks import slope
 from fedhb.paper.hellinger import Array, Backbone, certificate, log_ratio, squared_hellinger
 from fedhb.run import Run
@@ -197,6 +199,24 @@ def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[
         rows = [(variant, results) for variant, results in rows if results]
         if rows:
             found += [_distances(cell, chosen, rows), _bounds(cell, chosen, rows)]
+    return found
+
+
+def figures(settings: Settings, printed: Any, records: Sequence[Record]) -> list[Figure]:
+    """Every cell's distances against n, and the certificates of the first variant."""
+    found = []
+    for cell in settings["cells"]:
+        chosen = {**settings, **settings["cells"][cell]}
+        lines: dict[str, list[Any]] = {}
+        for variant in chosen["variants"]:
+            results = [r["result"] for r in records if r["key"]["cell"] == cell and r["key"]["variant"] == variant]
+            if results and not lines:
+                lines["best certificate"] = [[entry["certificate"] for entry in r["best"]] for r in results]
+                lines[f"{variant}, global"] = [r["global"] for r in results]
+            if results:
+                lines[variant] = [r["hellinger"] for r in results]
+        if lines:
+            found.append(pictures.distances(cell, chosen["sizes"], lines))
     return found
 
 

@@ -1,0 +1,66 @@
+"""What the commands print of results, and read besides settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show_result(console: Console, result: dict[str, Any]) -> None:
+    """The result of one run."""
+    rows = [("global", result["global"]), ("personalised", result["personalised"])]
+    if result["holdout"]:
+        rows += [
+            ("novel clients, global", result["holdout"]["global"]),
+            ("novel clients, personalised", result["holdout"]["personalised"]),
+        ]
+    if result["global"] is None:
+        console.print("the clients have no test examples: nothing was evaluated")
+        return
+    what = f"{result['algorithm']} on {result['dataset']}, seed {result['seed']}, round {result['rounds']}"
+    title = f"{what}: mean over clients, {result['split']} data"
+    table = Table("", *result["global"], title=title)
+    for label, metrics in rows:
+        table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
+    console.print(table)
+    sent = result["communication"]["per_client_round"]
+    seconds = result["seconds"]
+    console.print(
+        f"sent per client and round: {sent['down_bytes'] / 1e6:.2f} MB down, {sent['up_bytes'] / 1e6:.2f} MB up; "
+        f"training {seconds['train']:.1f} s, evaluation {seconds['evaluate']:.1f} s",
+        highlight=False,
+    )
+
+
+def one_line(result: dict[str, Any]) -> str:
+    """A finished run of a comparison."""
+    parts = [
+        f"{task} " + "  ".join(f"{k} {v:.4f}" for k, v in result[task].items())
+        for task in ("global", "personalised")
+        if result[task]
+    ]
+    return f"{result['algorithm']} seed {result['seed']}: " + "; ".join(parts)
+
+
+def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Methods by metrics of both tasks, the best of each column in bold."""
+    metrics = [(task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]]
+    higher = {"accuracy", "coverage"}
+    best = {}
+    for task, m in metrics:
+        values = [row[task][m]["mean"] for row in rows]
+        best[task, m] = max(values) if m in higher else min(values)
+    table = Table("algorithm", title=title)
+    for task, m in metrics:
+        table.add_column(f"{task.replace('_', ' ')}\n{m}", justify="right")
+    table.add_column("training\nseconds", justify="right")
+    for row in rows:
+        cells = []
+        for task, m in metrics:
+            value = row[task][m]
+            text = f"{value['mean']:.4f}" + (f" ±{value['std']:.4f}" if len(row["seeds"]) > 1 else "")
+            cells.append(f"[bold]{text}[/bold]" if value["mean"] == best[task, m] else text)
+        table.add_row(row["algorithm"], *cells, f"{row['seconds']:.1f}")
+    return table

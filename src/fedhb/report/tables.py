@@ -1,0 +1,147 @@
+"""The result table: methods by tasks and metrics, the best in bold, the paper's numbers beside ours. And the worst clients."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedhb.report.collect import Method
+from fedhb.report.printed import Printed
+from fedhb.report.words import data_size, duration, escape
+
+NAMES = {"accuracy": "accuracy, %", "nll": "NLL", "brier": "Brier", "ece": "ECE", "rmse": "RMSE", "coverage": "coverage, %"}
+LONG = {
+    "accuracy": "share of right predictions",
+    "nll": "negative log-likelihood",
+    "brier": "Brier score",
+    "ece": "expected calibration error",
+    "rmse": "root mean squared error",
+    "coverage": "share of targets in their 90 % interval",
+}
+TASKS = {"global": "global prediction", "personalised": "after personalisation"}
+WORST = 5
+
+
+def metric_text(metric: str, value: float) -> str:
+    """A metric's value, without unit."""
+    return f"{100 * value:.2f}" if metric in ("accuracy", "coverage") else f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
+
+
+def values(method: Method, task: str, metric: str) -> list[float]:
+    """A metric's value in each finished run of a method; `novel_` tasks are those of hold-out clients."""
+    found = []
+    for run in method.finished:
+        assert run.result is not None
+        source = run.result["holdout"] if task.startswith("novel_") else run.result
+        metrics = (source or {}).get(task.removeprefix("novel_"))
+        if metrics and metric in metrics:
+            found.append(metrics[metric])
+    return found
+
+
+def metrics_of(methods: Sequence[Method]) -> list[str]:
+    """The metrics that the results have."""
+    found: dict[str, None] = {}
+    for method in methods:
+        for run in method.finished:
+            found |= dict.fromkeys((run.result or {}).get("global") or {})
+    return list(found)
+
+
+def best_of(metric: str, means: Sequence[float]) -> float:
+    """The best value: coverage is best near its level."""
+    if metric == "coverage":
+        return min(means, key=lambda value: abs(value - 0.9))
+    return max(means) if metric == "accuracy" else min(means)
+
+
+def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], novel: bool = False) -> str:
+    """HTML: a row per method; empty where no run has such a result."""
+    prefix, metrics = ("novel_" if novel else ""), metrics_of(methods)
+    columns = [(prefix + task, metric) for task in TASKS for metric in metrics]
+    shown = [m for m in methods if any(values(m, task, metric) for task, metric in columns)]
+    if not shown:
+        return ""
+    means = {(m.name, *c): statistics.fmean(v) for m in shown for c in columns if (v := values(m, *c))}
+    best = {c: best_of(c[1], [means[m.name, *c] for m in shown if (m.name, *c) in means]) for c in columns}
+    cost = [] if novel else ["sent per client and round", "training"]
+    who = "novel clients, which never trained" if novel else "the training clients"
+    lines = [
+        f'<table class="results"><caption><span>Mean over {who}, each counting the same, at the last round'
+        + ("; ± standard deviation over seeds" if any(len(m.finished) > 1 for m in shown) else "")
+        + (". Best in bold" if len(shown) > 1 else "")
+        + (". In grey: printed in the paper" if printed and not novel else "")
+        + ".</span></caption><thead>",
+        '<tr><th rowspan="2" scope="col">method</th>'
+        + "".join(f'<th colspan="{len(metrics)}" scope="colgroup" class="task">{escape(name)}</th>' for name in TASKS.values())
+        + "".join(f'<th rowspan="2" scope="col" class="number">{escape(name)}</th>' for name in cost)
+        + "</tr><tr>"
+        + "".join(
+            f'<th scope="col" class="number{" first" if metric == metrics[0] else ""}"><abbr title="{LONG.get(metric, metric)}">'
+            f"{NAMES.get(metric, metric)}</abbr></th>"
+            for _, metric in columns
+        )
+        + "</tr></thead><tbody>",
+    ]
+    for m in shown:
+        cells = [
+            _cell(values(m, *c), c[1], means.get((m.name, *c)) == best[c] and len(shown) > 1, printed.get(m.name, {}).get(c),
+                  c[1] == metrics[0])
+            for c in columns
+        ]  # fmt: skip
+        extra = [] if novel else [_sent(m), duration(statistics.fmean((r.result or {})["seconds"]["train"] for r in m.finished))]
+        head = f'<th scope="row"><span class="dot" style="background:{m.style.colour}"></span>{escape(m.name)}</th>'
+        lines.append(f"<tr>{head}{''.join(cells)}{''.join(f'<td class=number>{text}</td>' for text in extra)}</tr>")
+    return "\n".join([*lines, "</tbody></table>"])
+
+
+def _cell(found: Sequence[float], metric: str, best: bool, paper: tuple[float, float | None] | None, first: bool) -> str:
+    if not found:
+        return '<td class="number">–</td>'
+    text = metric_text(metric, statistics.fmean(found))
+    text = f"<strong>{text}</strong>" if best else text
+    if len(found) > 1:
+        text += f'<br><span class="spread">±{metric_text(metric, statistics.stdev(found))}</span>'
+    if paper is not None:
+        spread = f" ±{metric_text(metric, paper[1])}" if paper[1] is not None else ""
+        text += f'<br><span class="paper">paper {metric_text(metric, paper[0])}{spread}</span>'
+    return f'<td class="number{" first" if first else ""}">{text}</td>'
+
+
+def _sent(method: Method) -> str:
+    sent = (method.finished[0].result or {})["communication"]["per_client_round"]
+    return f"↓ {data_size(sent['down_bytes'])} ↑ {data_size(sent['up_bytes'])}"
+
+
+def worst_clients(method: Method) -> str:
+    """HTML: the clients with the worst personalised metric, what they hold, and the metric before and after."""
+    run = method.first
+    per_client: dict[str, Any] = (run.result or {}).get("per_client") or {}
+    keys = [key for key in per_client if key != "client"]
+    if len(keys) < 2:
+        return ""
+    main = keys[0].partition("_")[2]
+    before, after = (per_client[f"{task}_{main}"] for task in ("global", "personalised"))
+    names = per_client.get("client", list(range(len(before))))
+    order = sorted((k for k in range(len(after)) if after[k] is not None), key=lambda k: after[k], reverse=main == "rmse")[:WORST]
+    clients = (run.evaluation or {}).get("clients") or {}
+    place = {name: k for k, name in enumerate(clients.get("client", []))}
+    rows = []
+    for k in order:
+        about = ""
+        if names[k] in place and clients.get("labels"):
+            labels = clients["labels"][place[names[k]]]
+            held = sorted((label for label, count in enumerate(labels) if count), key=lambda label: -labels[label])
+            about = ", ".join(f"{label} ({labels[label]})" for label in held[:6]) + (" …" if len(held) > 6 else "")
+        size = clients["sizes"][place[names[k]]] if names[k] in place else ""
+        cells = [metric_text(main, before[k]), metric_text(main, after[k]), str(size)]
+        body = "".join(f"<td class=number>{cell}</td>" for cell in cells) + (f"<td>{about}</td>" if about else "")
+        rows.append(f'<tr><th scope="row">{escape(str(names[k]))}</th>{body}</tr>')
+    head = ["client", f"global {NAMES.get(main, main)}", "personalised", "training examples"]
+    head += ["labels (examples)"] if clients.get("labels") else []
+    titles = "".join(f'<th scope="col"{"" if k in (0, 4) else " class=number"}>{text}</th>' for k, text in enumerate(head))
+    caption = f"The clients that {escape(method.name)} serves worst, seed {run.seed}"
+    return (
+        f"<table><caption><span>{caption}</span></caption><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
