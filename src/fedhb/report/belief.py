@@ -11,6 +11,8 @@ from fedhb.report.plots import Plot, choices, figure, heat, thinned
 from fedhb.report.words import listed
 
 SPREAD = Style("#8a8f98")
+EQUAL = 0.01
+"""Responsibilities that differ by less are equal."""
 
 
 def plots(methods: Sequence[Method]) -> list[Plot]:
@@ -67,14 +69,17 @@ def shared_prototypes(methods: Sequence[Method]) -> Plot | None:
         order = sorted(range(len(c)), key=lambda k: (c[k].index(max(c[k])), -max(c[k])))
         nearest = [row.index(max(row)) for row in c]
         sizes = [f"{nearest.count(j)} to prototype {j}" for j in range(K)]
+        about = f"{len(c)} clients by {K} prototypes: {listed(sizes)} are nearest."
+        if K > 1 and max(abs(value - 1 / K) for row in c for value in row) < EQUAL:
+            about = f"No client is nearer to one of the {K} prototypes than to another: they have become the same."
         for label, values, note in (
             ("responsibilities c(j|i)", c, "How near each client's weights are to each prototype, as the E-step sees it."),
             ("gate gⱼ(x)", gate, "Which prototype the gate chooses for each client's test examples, on average."),
         ):
             options[f"{method.name}, {label}"] = heat(
                 "prototypes", label, [f"prototype {j}" for j in range(K)], [names[k] for k in order],
-                [[values[k][j] for k in order] for j in range(K)], ("prototype", "client", "share"), note,
-                f"{len(c)} clients by {K} prototypes: {listed(sizes)} are nearest.", most=1,
+                [[values[k][j] for k in order] for j in range(K)], ("prototype", "client", "share"), f"{note} {about}",
+                about, most=1,
             )  # fmt: skip
     return choices(
         "prototypes", "Who shares a prototype?", "what", options, "Clients are ordered by the prototype they are nearest to."

@@ -153,18 +153,19 @@
             found.map((f) => row(f.color, f.seriesName, text(f.value, plot.y.percent))).join("") },
       };
     },
-    heat(plot, phone) {
+    heat(plot, phone, width) {
       const { option, axis, soft, ink } = base(plot, phone);
       const cells = [];
       let most = plot.most || 0;
       plot.values.forEach((values, r) => values.forEach((value, c) => {
         if (value !== null) { cells.push([c, r, value]); most = Math.max(most, value); }
       }));
-      const few = plot.columns.length * plot.rows.length <= 150 && !phone;
+      const few = plot.columns.length * plot.rows.length <= 150 && (width - 130) / plot.columns.length >= 36;
+      const share = (value) => (plot.most === 1 ? `${Math.round(100 * value)} %` : text(value));
       return {
         ...option, grid: { ...option.grid, top: 8, bottom: 74 },
         series: [{ type: "heatmap", name: plot.title, data: cells, progressive: 0, itemStyle: { borderColor: css("--ground"), borderWidth: plot.columns.length > 60 ? 0.5 : 1 },
-          label: { show: few, formatter: (f) => text(f.value[2], plot.most === 1), fontSize: 11 }, emphasis: { itemStyle: { borderColor: ink, borderWidth: 1.5 } } }],
+          label: { show: few, formatter: (f) => share(f.value[2]), fontSize: 11 }, emphasis: { itemStyle: { borderColor: ink, borderWidth: 1.5 } } }],
         xAxis: axis({ label: plot.labels[1] }, { type: "category", data: plot.columns, nameLocation: "middle", nameGap: 28, splitLine: { show: false },
           axisLabel: { color: soft, fontSize: 11, hideOverlap: true } }),
         yAxis: axis({ label: "" }, { type: "category", data: plot.rows, inverse: true, splitLine: { show: false },
@@ -240,7 +241,7 @@
       new ResizeObserver(() => chart.resize()).observe(place);
     }
     chart.resize();
-    chart.setOption(kinds[plot.type](plot, place.clientWidth < 480), { notMerge: true });
+    chart.setOption(kinds[plot.type](plot, place.clientWidth < 480, place.clientWidth), { notMerge: true });
     const told = document.querySelector(`#figure-${outer.id} .told`);
     if (told) told.textContent = plot.note || plot.alt;
     const details = document.querySelector(`#figure-${outer.id} details`);
