@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import fedhb
-import runs
+import finished
 from fedhb import cli, loggers
 from fedhb.experiment import train
 from fedhb.settings import Settings
@@ -27,7 +27,7 @@ class Stop(fedhb.Callback):
 
 
 def settings(**more):
-    return Settings.resolve(runs.SMALL | {"model": {"name": "mlp", "hidden": 16}} | more, {"algorithm": "mixture"})
+    return Settings.resolve(finished.SMALL | {"model": {"name": "mlp", "hidden": 16}} | more, {"algorithm": "mixture"})
 
 
 def lines_of(path):

@@ -11,7 +11,7 @@ import torch
 
 import builders
 import fedhb
-import runs
+import finished
 from fedhb.clients import Clients
 from fedhb.evaluation.observe import count_labels, rounded, shuffled
 from fedhb.evaluation.sketch import WIDTH, Sketch
@@ -178,12 +178,12 @@ def test_rounded_leaves_no_infinity():
 
 
 def test_a_class_is_left_out_of_training_and_test_and_called_unseen(tmp_path):
-    path = runs.one(tmp_path / "x", "fedavg", unseen="3")
+    path = finished.one(tmp_path / "x", "fedavg", unseen="3")
     found = evaluation(path)
     assert np.sum(found["clients"]["labels"], axis=0)[3] == 0 < np.sum(found["clients"]["labels"], axis=0)[4]
     assert found["uncertainty"]["global"]["entropy"]["what"] == "class 3, which no client has"
-    plain = make_clients(Settings.resolve(runs.SMALL, {}))[0]
-    without = make_clients(Settings.resolve(runs.SMALL | {"unseen": "3"}, {}))[0]
+    plain = make_clients(Settings.resolve(finished.SMALL, {}))[0]
+    without = make_clients(Settings.resolve(finished.SMALL | {"unseen": "3"}, {}))[0]
     assert not (without.test.y[without.test.rows] == 3).any()
     assert len(without.train.rows) == (plain.train.y[plain.train.rows] != 3).sum()
 
@@ -191,12 +191,12 @@ def test_a_class_is_left_out_of_training_and_test_and_called_unseen(tmp_path):
 def test_another_file_is_unseen(tmp_path):
     x = np.random.default_rng(0).integers(0, 17, size=(40, 1, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "noise.npz", x=x, y=np.arange(40) % 2)
-    found = evaluation(runs.one(tmp_path / "x", "fedavg", unseen=str(tmp_path / "noise.npz")))
+    found = evaluation(finished.one(tmp_path / "x", "fedavg", unseen=str(tmp_path / "noise.npz")))
     assert found["uncertainty"]["global"]["entropy"]["what"] == "noise"
 
 
 @pytest.mark.parametrize(("unseen", "said"), [("10", "no class of digits"), ("nowhere", "unknown data set")])
 def test_what_cannot_be_unseen_is_refused_before_training(unseen, said, tmp_path):
     with pytest.raises(fedhb.InputError, match=said):
-        runs.one(tmp_path / "x", "fedavg", unseen=unseen)
+        finished.one(tmp_path / "x", "fedavg", unseen=unseen)
     assert not (tmp_path / "x").exists()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-import runs
+import finished
 from fedhb.report.page import write
 
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -35,9 +35,9 @@ def browser():
 def pages(tmp_path_factory):
     """The pages of a NIW run, of a Mixture run, of a regression, and of a comparison with two seeds."""
     folder = tmp_path_factory.mktemp("runs")
-    sources = {"niw": runs.one(folder / "niw", "niw"), "mixture": runs.one(folder / "mixture", "mixture")}
-    sources["regression"] = runs.regression(folder / "regression")
-    sources["comparison"] = runs.several(folder / "comparison")
+    sources = {"niw": finished.one(folder / "niw", "niw"), "mixture": finished.one(folder / "mixture", "mixture")}
+    sources["regression"] = finished.regression(folder / "regression")
+    sources["comparison"] = finished.several(folder / "comparison")
     for name, source in sources.items():
         write([source], folder / f"{name}.html")
     return {name: folder / f"{name}.html" for name in sources}

@@ -200,14 +200,14 @@ def test_the_tables_and_figures_of_the_paper_are_there():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_our_experiments_are_sound(name):
-    """Every key resolves to settings that exist, and every printed number belongs to a key."""
+    """Every key resolves to settings that exist, and every printed number belongs to a cell and a variant."""
     experiment = experiments.load(ROOT, name)
     keys = experiments.choose(experiment)
     standing = engine.standing(experiment, keys)
     assert (experiment.path / "README.md").exists() and experiment.title
-    pairs = {(key.get("cell"), key.get("variant")) for key in keys}
     printed = experiment.printed()
-    assert {(row["cell"], row["algorithm"]) for row in printed} <= pairs
+    assert {row["cell"] for row in printed} <= {key.get("cell") for key in keys}
+    assert {row["algorithm"] for row in printed} <= {key.get("variant") for key in keys}
     assert all("," not in str(key.get("variant", "")) for key in keys)  # the command line separates variants by commas
     assert experiment.kind.tables(experiment.settings, printed, standing.records) or not (printed or standing.records)
 

@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-import runs
+import finished
 from fedhb import cli
 from fedhb.errors import InputError
 from fedhb.figures import COLOURS, mean_and_spread, styles
@@ -25,7 +25,7 @@ from fedhb.settings import ALGORITHMS
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    return runs.several(tmp_path_factory.mktemp("compared") / "c")
+    return finished.several(tmp_path_factory.mktemp("compared") / "c")
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_old_and_unfinished_runs_have_a_page_that_says_so(compared, tmp_path):
 
 
 def test_a_run_before_its_first_evaluation(tmp_path):
-    runs.one(tmp_path / "r", "fedavg")
+    finished.one(tmp_path / "r", "fedavg")
     (tmp_path / "r/result.json").unlink()
     (tmp_path / "r/evaluation.json").unlink()
     write([tmp_path / "r"], tmp_path / "p.html")
@@ -144,15 +144,15 @@ def test_a_run_before_its_first_evaluation(tmp_path):
 
 
 def test_the_same_method_with_other_settings_has_a_name_of_its_own(tmp_path):
-    a = runs.one(tmp_path / "a", "niw", niw={"kl_weight": 0.0})
-    b = runs.one(tmp_path / "b", "niw", niw={"kl_weight": 1.0})
+    a = finished.one(tmp_path / "a", "niw", niw={"kl_weight": 0.0})
+    b = finished.one(tmp_path / "b", "niw", niw={"kl_weight": 1.0})
     methods = collect.read([a, b])
     assert [m.name for m in methods] == ["niw kl_weight=0.0", "niw kl_weight=1.0"]
     assert methods[0].style.colour == methods[1].style.colour and methods[0].style.dash != methods[1].style.dash
 
 
 def test_names_from_data_cannot_break_the_page(tmp_path):
-    path = runs.one(tmp_path / "r", "fedavg")
+    path = finished.one(tmp_path / "r", "fedavg")
     evaluation = json.loads((path / "evaluation.json").read_text())
     result = json.loads((path / "result.json").read_text())
     bad = "</script><script>alert(1)</script>"
@@ -166,7 +166,7 @@ def test_names_from_data_cannot_break_the_page(tmp_path):
 
 def test_a_cell_of_the_paper_is_recognised(tmp_path):
     place = printed.folder()
-    path = runs.one(tmp_path / "r", "niw", rounds=1)
+    path = finished.one(tmp_path / "r", "niw", rounds=1)
     run = collect.read_run(path)
     assert printed.numbers(run, place) == ("", {})
     cell = {
