@@ -71,7 +71,9 @@ class Space:
         for name in NEEDED:
             if name not in content:
                 raise InputError(f"{path} has no {name}: see the head of fedhb/tune.py for what it holds")
-        seen = REPORTED.union(*(read_toml(p).get("seeds", []) for p in sorted(path.parent.parent.glob("*/settings.toml"))))
+        others = [read_toml(p) for p in sorted(path.parent.parent.glob("*/settings.toml"))]
+        reporting = [one for one in others if one.get("common", {}).get("evaluate_on") != "validation"]
+        seen = REPORTED.union(*(one.get("seeds", []) for one in reporting))
         for seed in content["seeds"]:
             if seed in seen:
                 raise InputError(f"{path}: results are reported with seed {seed}: tune with others, such as 100 and 101")

@@ -12,9 +12,9 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedhb.api import load, problem_record, versions
+from fedhb.api import load, versions
 from fedhb.conduct import claim, conduct
-from fedhb.engine.folder import RunFolder, as_json
+from fedhb.engine.folder import RunFolder, as_json, sealed
 from fedhb.engine.loop import Callback, State
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import tabulate
@@ -27,6 +27,7 @@ from fedhb.flower.summed import Summed
 from fedhb.flower.task import Rules, Task, settings_of
 from fedhb.run import Run
 from fedhb.settings import Settings
+from fedhb.stored import problem_record
 
 CENSUS = "census.json"
 
@@ -79,7 +80,7 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
     def files(result: Run) -> dict[str, bytes]:
         return {
             "settings.toml": settings.to_toml(versions()).encode(),
-            "problem.json": as_json(problem_record(result, settings.head or None, settings.batch_norm, task.spec)),
+            "problem.json": sealed(problem_record(result, settings.head or None, settings.batch_norm, task.spec)),
             CENSUS: as_json({"census": census.to_json(), "owners": roster.owners}),
         }
 
