@@ -204,10 +204,11 @@ def test_glass_blur_moves_colours_up_to_a_pixel_at_a_time_and_invents_none():
     row, column, _, _ = spread(mean)
     assert 0.5 < row < 2.5 and 0.5 < column < 2.5
     assert mean[:14].sum() + mean[:, :14].sum() < 1e-3 * mean.sum()
-    ramp = np.broadcast_to(np.arange(32, dtype=np.uint8)[:, None, None] * 8, (1, 32, 32, 3)).copy()
-    found = corrupt("glass_blur", ramp).astype(int)[0, 4:-4, :, 0]
-    moved = (ramp[0, 4:-4, :, 0] - found) / 8
-    assert 0.3 < moved.mean() < 2 and moved.std() > 0.3  # a pixel takes what is above it, in either of two passes
+    # In each of two passes a pixel takes the row above it or stays, with equal chances: it moves by 1 on average, with variance
+    # 0.5, of which smoothing by 0.4 leaves (0.92^2 + 2 0.04^2)^2 = 0.72 where neighbours move independently, and more where not.
+    ramp = np.broadcast_to(np.arange(32, dtype=np.uint8)[:, None, None] * 8, (10, 32, 32, 3)).copy()
+    moved = (ramp.astype(float) - corrupt("glass_blur", ramp) - 0.5)[:, 4:-4, 4:-4, 0] / 8
+    assert moved.mean() == pytest.approx(1.0, abs=0.05) and 0.36 < moved.var() < 0.5
 
 
 def test_motion_blur_is_half_a_gaussian_along_its_angle():
@@ -234,18 +235,27 @@ def test_zoom_blur_leaves_the_middle_and_smears_the_edge_outward():
     found = corrupt("zoom_blur", edge)[0, 16, :, 0].astype(float)
     assert found[:25].max() == 0 and found[31:].max() == 0 and found[26:30].min() > 255 / 27
     assert found.sum() == pytest.approx(255 * 1.13, rel=0.12)  # a magnified line is as bright, and wider
+    x = textured(1) / 255.0
+    every = [corruptions._magnify(x, factor) for factor in np.linspace(1, 1.25 + 1e-15, 26)]
+    assert CORRUPTIONS["zoom_blur"](x, []) == pytest.approx((x + sum(every)) / 27, abs=1e-12)
 
 
 # ---- weather
 
 
-def test_fog_adds_a_cloud_and_keeps_the_largest_value():
+def test_fog_adds_a_cloud_and_keeps_the_largest_value(monkeypatch):
     cloud = corruptions.plasma([np.random.default_rng(k) for k in range(40)], 1.75)
     assert cloud.shape == (40, 32, 32) and cloud.min() == 0 and cloud.max() == 1
-    # amplitudes fall by 1.75^2 with every halving: coarse steps are large, fine ones small
-    near = np.abs(np.diff(cloud, axis=1)).mean()
-    far = np.abs(cloud - np.roll(cloud, 16, axis=1)).mean()
-    assert far > 3 * near
+    # amplitudes fall by 1.75^2 with each of four halvings: what the first step adds to the middle, uniform in -1..1, is 1.75^8
+    # times what the last step adds between four pixels, whose root mean square is 1/sqrt(3)
+    cloud = corruptions.plasma([np.random.default_rng(k) for k in range(400)], 1.75)
+    corners = cloud[:, ::2, ::2] + np.roll(cloud[:, ::2, ::2], -1, axis=1)
+    fine = cloud[:, 1::2, 1::2] - (corners + np.roll(corners, -1, axis=2)) / 4
+    ratio = np.abs(cloud[:, 16, 16] - cloud[:, 0, 0]) / np.sqrt((fine**2).mean(axis=(1, 2)))
+    assert ratio.mean() == pytest.approx(0.5 * 3**0.5 * 1.75**8, rel=0.1)  # three standard errors of a uniform's mean
+    spied = spy_on(monkeypatch, "plasma")
+    corrupt("fog", constant(100))
+    assert spied[0][1:] == (1.75,)
     found = corrupt("fog", constant(200, 40)).astype(float)
     top, plain = 200 / 255, 200 / 255 * 200 / 255 / (200 / 255 + 1.5)
     assert found.min() / 255 == pytest.approx(plain, abs=0.005)
@@ -281,6 +291,28 @@ def test_frost_without_its_photographs_says_how_to_get_them(monkeypatch):
         corrupt("frost", constant(0))
 
 
+def spy_on(monkeypatch, name):
+    """The arguments of every call of a function of the module."""
+    calls, real = [], getattr(corruptions, name)
+
+    def spied(*arguments):
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(corruptions, name, spied)
+    return calls
+
+
+def test_snow_has_its_constants(monkeypatch):
+    magnified, trails = spy_on(monkeypatch, "_magnify"), spy_on(monkeypatch, "_trail")
+    corrupt("snow", constant(0, 60))
+    noise, zoom = magnified[0]
+    assert zoom == 1.25 and noise.mean() == pytest.approx(0.3, abs=0.005) and noise.std() == pytest.approx(0.3, rel=0.01)
+    flakes, angles, radius, sigma = trails[0]
+    assert (radius, sigma) == (14, 12.0) and min(angles) < -120 and max(angles) > -60 and all(-135 < a < -45 for a in angles)
+    assert 0.64 < flakes[flakes > 0].min() < 0.66 and flakes.max() == 1
+
+
 def test_snow_falls_steeply_on_a_paler_image():
     found = corrupt("snow", constant(0, 60)).astype(float)[..., 0] / 255
     # black: 0.8 * 0 + 0.2 * 0.5 without a flake; two layers of flakes above 0.65, smeared
@@ -293,12 +325,16 @@ def test_snow_falls_steeply_on_a_paler_image():
     assert (found[:, ::-1, ::-1] == found).all()  # from both sides
 
 
-def test_spatter_is_mud():
+def test_spatter_is_mud(monkeypatch):
+    spied = spy_on(monkeypatch, "_smooth")
     found = corrupt("spatter", constant(255, 40)).astype(float)
     mud = np.array([63, 42, 20])
     hit = (found != 255).any(-1)
     assert 0.02 < hit.mean() < 0.35
     # m in 0.8..1 of mud, the rest of white
+    # noise of deviation 0.1, smoothed by 0.5: times sqrt(0.41), so that z > (0.68 - 0.65) / 0.064 for 32 % of all pixels
+    (_, first), (above, second) = spied
+    assert (first, second) == (0.5, 0.6) and above.mean() == pytest.approx(0.32, abs=0.012)
     share = (255 - found[hit]) / (255 - mud)
     assert share.min() > 0.79 and share.max() <= 1.01 and np.ptp(share, axis=1).max() < 0.02
 
@@ -346,7 +382,7 @@ def test_pixelate_has_twenty_steps():
 
 def test_elastic_displacements_are_bounded_and_of_the_right_size():
     # a ramp in x tells how far each pixel moved; the affine map is affine, so what is left of a plane is the noise
-    count = 30
+    count = 200
     x = np.broadcast_to(np.linspace(0, 1, 32)[:, None], (count, 32, 32, 1))
     found = CORRUPTIONS["elastic_transform"](x, [np.random.default_rng(k) for k in range(count)])[..., 0] * 31
     inner = slice(6, 26)
@@ -355,7 +391,11 @@ def test_elastic_displacements_are_bounded_and_of_the_right_size():
     rows, columns = np.mgrid[inner, inner].reshape(2, -1)
     plane = np.stack([np.ones_like(rows), rows, columns], axis=1)
     rest = moved.reshape(count, -1).T
-    rest = rest - plane @ np.linalg.lstsq(plane, rest, rcond=None)[0]
+    fitted = np.linalg.lstsq(plane, rest, rcond=None)[0]
+    # the affine map moves (row, column) = (26, 26), (6, 26) and (6, 6) by a uniform of 0.96 in either direction
+    corners = np.array([[1, 26, 26], [1, 6, 26], [1, 6, 6]]) @ fitted
+    assert corners.std() == pytest.approx(0.96 / 3**0.5, rel=0.12)
+    rest = rest - plane @ fitted
     # uniform noise of variance 1/3, smoothed by sigma = 0.96: divided by 4 pi sigma^2 = 11.6
     assert rest.std() == pytest.approx(3.2 * (1 / 3 / (4 * np.pi * 0.96**2)) ** 0.5, rel=0.1)
 

@@ -131,9 +131,9 @@ def motion_blur(x: np.ndarray, rngs: Rngs, radius: int = 9, sigma: float = 2.5) 
     return np.round(_trail(x, [rng.uniform(-45, 45) for rng in rngs], radius, sigma) * 255) / 255
 
 
-def zoom_blur(x: np.ndarray, rngs: Rngs, most: float = 1.25, step: float = 0.01) -> np.ndarray:
+def zoom_blur(x: np.ndarray, rngs: Rngs, below: float = 1.26, step: float = 0.01) -> np.ndarray:
     """The mean of the image and of its magnifications by 1, 1.01, ..., 1.25."""
-    factors = 1 + step * np.arange(round((most - 1) / step) + 1)
+    factors = np.arange(1, below, step)  # the last a hair above 1.25, which decides how the size is rounded
     return (x + sum(_magnify(x, factor) for factor in factors)) / (len(factors) + 1)
 
 
