@@ -334,6 +334,18 @@ def test_progress_of_several_stages_on_a_terminal():
     assert console.file.getvalue().count("1/1 one, niw, seed 0: 1.0 s, global 50.00 %") == 2
 
 
+def test_long_work_says_how_it_goes_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setattr("fedhb.paper.watch.time.monotonic", lambda: next(clock))
+    clock = iter([0.0, 1.0, 1.0, 200.0, 200.0, 302.0, 302.0, 302.0, 400.0, 400.0])
+    console = Console(file=io.StringIO(), width=200)
+    shown = Shown("small", console)
+    job = jobs.Job("", {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
+    shown.begin(1)
+    for done in (1, 2, 3, 4):
+        shown.tell(job, 0.5, f"round {done}/4")
+    assert console.file.getvalue() == "one, niw, seed 0: round 3/4\n"
+
+
 # ---- processes, kills
 
 

@@ -119,11 +119,15 @@ class Told(Callback):
     def on_start(self, done: int, rounds: int) -> None:
         """Where it begins."""
         self.rounds = rounds
-        self.tell(self.until * done / rounds, f"round {done}/{rounds}")
+        self._say(done)
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """One more."""
-        self.tell(self.until * state.done / self.rounds, f"round {state.done}/{self.rounds}")
+        self._say(state.done)
+
+    def _say(self, done: int) -> None:
+        text = f"round {done}/{self.rounds}" if done < self.rounds else "evaluating"
+        self.tell(self.until * done / self.rounds, text)
 
     def evaluating(self, done: int, clients: int) -> None:
         """After the last round."""

@@ -12,9 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedhb.paper.jobs import Job
 from fedhb.paper.records import Key, identity
 
+QUIET = 300.0
+"""Seconds after which work that goes on says so, where there is no terminal."""
+
 
 class Shown:
-    """A bar for all records and one for each that is made now."""
+    """A bar for all records and one for each that is made now; or a line for each, and for what is under way now and then."""
 
     def __init__(self, label: str, console: Console):
         self.label, self.console = label, console
@@ -25,6 +28,7 @@ class Shown:
         """Show the bars; instead of those of an earlier stage, where there was one."""
         self.close()
         self.todo, self.done, self._begun = todo, 0, time.monotonic()
+        self._said: dict[str, float] = {}
         if self.console.is_terminal and todo:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self.console, transient=True)
@@ -33,8 +37,12 @@ class Shown:
 
     def tell(self, job: Job, share: float, text: str) -> None:
         """Move a job's bar."""
-        if self._bar is not None:
-            name = identity(job.key)
+        name = identity(job.key)
+        if self._bar is None:
+            if time.monotonic() - self._said.setdefault(name, time.monotonic()) >= QUIET:
+                self._said[name] = time.monotonic()
+                self.console.print(f"{title(job.key)}: {text}", highlight=False, markup=False, soft_wrap=True)
+        else:
             if name not in self._jobs:
                 self._jobs[name] = self._bar.add_task(title(job.key), total=100)
             self._bar.update(self._jobs[name], completed=round(100 * share), description=f"{title(job.key)}: {text}")
