@@ -17,6 +17,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ def replaced(record: dict[str, Any], rng: random.Random) -> dict[str, Any]:
                 if isinstance(at, dict) and rng.random() < 0.15:
                     del at[key]
                 else:
-                    at[key] = rng.choice(VALUES)
+                    at[key] = deepcopy(rng.choice(VALUES))
                 break
             at = at[key]
     return record
