@@ -22,7 +22,7 @@ from fedhb.errors import DivergedError, InputError
 from fedhb.paper.records import Key
 
 PATIENCE = 20.0
-"""Seconds in which an interrupted process may write its checkpoint."""
+"""Seconds in which interrupted processes may write their checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,9 @@ def _in_processes(jobs: Sequence[Job], count: int, watch: Watch) -> Iterator[tup
     finally:
         for _, pipe in processes:
             pipe.close()  # whoever is at work fails to tell, keeps its checkpoint and ends
+        until = time.monotonic() + PATIENCE  # for all of them together
         for process, pipe in processes:
-            process.join(PATIENCE if pipe in ready else 0)
+            process.join(max(0.0, until - time.monotonic()) if pipe in ready else 0)
             if process.is_alive():
                 process.kill()
                 process.join()
