@@ -6,10 +6,16 @@ small a second one costs more than it gains, and a hundred times as much where a
 """
 
 import os
+import signal
 
 import pytest
 import torch
 from hypothesis import settings
+
+# Started in the background or by nohup, these are ignored, here and in every process that a test starts and then interrupts.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 torch.set_num_threads(1)
 
