@@ -23,6 +23,7 @@ LAYERS = (
     ("distributions",),
     ("algorithms",),
     ("updates", "privacy", "fixedpoint"),
+    ("defence", "hostile"),
     ("engine",),
     ("evaluation",),
     ("settings", "models", "run", "progress", "loggers"),

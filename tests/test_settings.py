@@ -55,6 +55,7 @@ fields = {
     "group_split": st.sampled_from(module.SPLITS),
     "batch_norm": st.sampled_from(("running", "batch")),
     "evaluate_on": st.just("test"),
+    "defence": st.sampled_from(("", "default", "clip", "refuse, krum")),
     "options": st.dictionaries(
         st.sampled_from((*module.ALGORITHMS, "model")),
         st.dictionaries(st.text(max_size=8).filter(lambda key: key != "name"), values, max_size=3),
@@ -208,6 +209,7 @@ BOUNDS = {
     "schedule": (module.SCHEDULES, [""]),
     "batch_norm": (["running", "batch"], ["", "none"]),
     "evaluate_on": (["test"], ["train", ""]),
+    "defence": (["", "default", "refuse,clip,winsorise,krum"], ["none", "clip;krum", "default,clip"]),
 }
 
 

@@ -17,6 +17,7 @@ from fedhb import algorithms
 from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
 from fedhb.clients import Clients
 from fedhb.conduct import Job, claim, conduct, mechanism
+from fedhb.defence import Defence
 from fedhb.engine import checkpoint
 from fedhb.engine.choose import Automatic
 from fedhb.engine.folder import EVALUATED, RunFolder, sealed
@@ -65,6 +66,7 @@ def fit(
     dp_noise: float = 0.0,
     dp_clip: float = 1.0,
     dp_delta: float = 1e-5,
+    defence: str = "",
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
     settings_toml: Callable[[Mapping[str, str]], str] | None = None,
@@ -92,6 +94,7 @@ def fit(
         checkpoint_every: rounds between checkpoints.
         device, workers: where it runs; workers=0 means as many processes as pay off, at most one per core.
         dp_noise, dp_clip, dp_delta: differential privacy (privacy.py); noise 0 for none.
+        defence: filters against hostile or broken clients (defence.py): "default", or some of refuse, clip, winsorise and krum.
         progress: show it.
         callbacks: told of every round.
         settings_toml, rebuild: for the command line: what settings.toml holds, and how `load` makes the model again.
@@ -101,7 +104,7 @@ def fit(
     chosen = Settings(  # which knows every bound
         rounds=rounds, fraction=fraction, local_epochs=local_epochs, batch_size=batch_size, schedule=schedule, seed=seed,
         batch_norm=batch_norm, checkpoint_every=checkpoint_every, workers=workers, dp_noise=dp_noise,
-        dp_clip=dp_clip, dp_delta=dp_delta, **training_values(algorithm, given),
+        dp_clip=dp_clip, dp_delta=dp_delta, defence=defence, **training_values(algorithm, given),
     )  # fmt: skip
     check_device(device)
     if unseen is not None:
@@ -133,10 +136,12 @@ def fit(
         personal_plan=personal_plan,
         num_clients=len(clients),
         input_shape=tuple(clients.train.x.shape[1:]),
-        fingerprint=fingerprint_of(problem, algorithm, training, clients, *private),
+        fingerprint=fingerprint_of(problem, algorithm, training, clients, *private, *([defence] if defence else [])),
         constants=network.constants(),
         privacy=mechanism(folder, dp_noise, dp_clip, dp_delta, len(clients), cohort_size(len(clients), fraction)),
+        defence=Defence.named(defence),
     )
+    trained = job.trained  # at once: not every algorithm has answers to filter
     network.to(device)
     clients = clients.to(device)
     if folder is not None and resume and job.finished(folder):
@@ -147,7 +152,7 @@ def fit(
         return {"settings.toml": toml.encode(), "problem.json": sealed(problem_record(result, head, batch_norm, rebuild))}
 
     def engine(state: State) -> Automatic:
-        return Automatic(problem, job.trained, clients, state.store, training=training, done=state.done, workers=workers)
+        return Automatic(problem, trained, clients, state.store, training=training, done=state.done, workers=workers)
 
     def evaluation(result: Run) -> dict[str, Any]:
         def ledger(who: Clients, name: str) -> Ledger | None:

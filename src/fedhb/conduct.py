@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
+from fedhb.defence import Defence, defended
 from fedhb.engine import checkpoint
 from fedhb.engine.folder import EVALUATED, RunFolder, as_json
 from fedhb.engine.keeper import Keeper
@@ -59,11 +60,15 @@ class Job:
     fingerprint: str
     constants: Arrays
     privacy: Privacy | None = None
+    defence: Defence | None = None
 
     @property
     def trained(self) -> Algorithm:
-        """The algorithm as it is trained: with clipped and noised sums where the run is private."""
-        return Private(self.algorithm, self.privacy) if self.privacy is not None else self.algorithm  # type: ignore[return-value]
+        """The algorithm as it is trained: with clipped and noised sums where the run is private, or behind filters."""
+        if self.privacy is not None:
+            return Private(self.algorithm, self.privacy)  # type: ignore[return-value]
+        found: Algorithm = defended(self.algorithm, self.defence)
+        return found
 
     def finished(self, folder: RunFolder) -> bool:
         """Whether the folder holds this run with its result; without its last checkpoint, or with a damaged result, it is

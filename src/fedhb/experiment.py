@@ -126,7 +126,7 @@ def model_of(settings: Settings, clients: Clients) -> tuple[nn.Module, dict[str,
 def fit_options(settings: Settings) -> dict[str, Any]:
     """What `fit` takes of the settings as they are."""
     names = "rounds fraction local_epochs batch_size lr momentum schedule personal_lr personal_epochs seed batch_norm evaluate_on"
-    more = "checkpoint_every device workers dp_noise dp_clip dp_delta"
+    more = "checkpoint_every device workers dp_noise dp_clip dp_delta defence"
     found = {name: getattr(settings, name) for name in (*names.split(), *more.split())}
     return found | {"head": settings.head or None}
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhb.errors import InputError
-from fedhb.values import convert, did_you_mean
+from fedhb.values import convert, did_you_mean, filters
 
 ALGORITHMS = (
     "niw",
@@ -93,6 +93,7 @@ class Settings:
     dp_noise: float = _setting(0.0, "differential privacy: noise on the sums, in units of the longest contribution; 0: none")
     dp_clip: float = _setting(1.0, "C: length that a client's contribution is clipped to")
     dp_delta: float = _setting(1e-5, "delta at which epsilon is reported")
+    defence: str = _setting("", "filters against hostile clients: default, or some of refuse,clip,winsorise,krum; none if empty")
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Tables of the algorithms' own settings, and of the model's."""
 
@@ -129,6 +130,10 @@ class Settings:
             raise InputError(f"fraction={self.fraction}: give the share of clients in a round, above 0 and at most 1")
         if self.evaluate_on == "validation" and self.validation == 0:
             raise InputError("evaluate_on='validation' needs a validation split: give validation, such as 0.1")
+        if filters(self.defence, ("default",)) and (self.dp_noise or self.secure_sum):
+            raise InputError(
+                f"defence={self.defence!r} looks at single answers, which dp_noise and secure_sum hide or bound: choose one"
+            )
         choices = {
             "algorithm": ALGORITHMS,
             "partition": ("", *PARTITIONS),

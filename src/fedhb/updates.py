@@ -102,6 +102,15 @@ def _norm(value: Tensor) -> float:
     return float(value.double().norm())
 
 
+def finite_rows(found: Arrays) -> Tensor:
+    """Whether every number of each client's answer [C, ...] is finite, bool [C]."""
+    sound = torch.ones(len(next(iter(found.values()))), dtype=torch.bool)
+    for value in found.values():
+        if value.is_floating_point():
+            sound &= torch.isfinite(value).flatten(1).all(1).cpu() if value.ndim > 1 else torch.isfinite(value).cpu()
+    return sound
+
+
 def _not_finite(values: Tensor) -> int | None:
     """The first row of values [C, ...] with a NaN or an infinity."""
     rows = values.reshape(len(values), -1)

@@ -11,6 +11,20 @@ from typing import Any
 
 from fedhb.errors import InputError
 
+FILTERS = ("refuse", "clip", "winsorise", "krum")
+"""What a defence against hostile clients can be made of (defence.py)."""
+
+
+def filters(text: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The filters that a setting names: none if it is empty, the default ones, or some with commas between them."""
+    if text == "default":
+        return default
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in names:
+        if name not in FILTERS:
+            raise InputError(f"defence={text!r}: choose default, or from {', '.join(FILTERS)} with commas between them")
+    return names
+
 
 def convert(key: str, value: Any, default: Any) -> Any:
     """A setting's value, which may come as text, in the type of its default."""

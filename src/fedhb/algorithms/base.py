@@ -67,6 +67,8 @@ class Algorithm(Protocol):
     """Whether the cohort is one client: its data are pooled (centralised training)."""
     sends: ClassVar[bool]
     """Whether anything travels between server and clients; where not, what they exchange is not counted as sent."""
+    gathers: ClassVar[bool]
+    """Whether it needs the clients' individual answers, O(N_f d), where others need their sums (defence.py)."""
     each: ClassVar[tuple[str, ...]]
     """The keys of `broadcast` that differ between clients and so have a leading client axis [C, ...]."""
     private: ClassVar[bool]
@@ -196,6 +198,7 @@ class Stateless:
     name: ClassVar[str] = ""
     pools: ClassVar[bool] = False
     sends: ClassVar[bool] = True
+    gathers: ClassVar[bool] = False
     each: ClassVar[tuple[str, ...]] = ()
     private: ClassVar[bool] = False
     training: ClassVar[Mapping[str, float]] = {}

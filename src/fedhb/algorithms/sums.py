@@ -78,8 +78,14 @@ def step(reference: Tensor, difference: Tensor) -> Tensor:
     return (reference.double() + difference).to(reference.dtype)
 
 
+ROWS = "rows of"
+"""The key of the clients' ids where answers are gathered, one row each, instead of summed."""
+
+
 def add(total: Arrays | None, part: Arrays) -> Arrays:
-    """The sum of two summaries in float64, in place of the first."""
+    """The sum of two summaries in float64, in place of the first; answers that are gathered are put one below the other."""
+    if ROWS in part:
+        return part if total is None else {key: torch.cat([total[key], value]) for key, value in part.items()}
     if total is None:
         return {key: value.double() for key, value in part.items()}
     for key, value in part.items():
@@ -90,6 +96,8 @@ def add(total: Arrays | None, part: Arrays) -> Arrays:
 def num_bytes(arrays: Mapping[str, Tensor]) -> int:
     """The bytes of the vectors that are sent.
 
-    The few numbers reported beside them (loss, KL, examples) are not counted, nor a client's group, which the server knows.
+    The few numbers reported beside them (loss, KL, examples) are not counted, nor a client's group and id, which the
+    server knows.
     """
-    return sum(a.numel() * a.element_size() for key, a in arrays.items() if key not in (*REPORTS, "examples", "group"))
+    uncounted = (*REPORTS, "examples", "group", ROWS, "sound")
+    return sum(a.numel() * a.element_size() for key, a in arrays.items() if key not in uncounted)

@@ -62,6 +62,7 @@ def save(folder: Path, state: State, constants: dict[str, Tensor], fingerprint: 
         "down_bytes": state.traffic.down,
         "up_bytes": state.traffic.up,
         "seconds": state.seconds,
+        "lengths": list(state.lengths),
         "constants": constants_name,
         "server": f"{name}.safetensors",
         "memory": {str(client): file for client, (file, _) in state.store.files.items()},
@@ -132,6 +133,8 @@ def _makes_sense(manifest: dict[str, Any]) -> bool:
         and all(type(count) is int and 0 <= count < 2**63 for count in counts)
         and isinstance(manifest.get("seconds"), float | int)
         and isinstance(manifest.get("fingerprint"), str)
+        and isinstance(lengths := manifest.get("lengths", []), list)
+        and all(isinstance(length, float) and 0 <= length < float("inf") for length in lengths)
         and isinstance(manifest.get("records", ""), str)
     )
 
@@ -148,6 +151,7 @@ def _read(folder: Path, manifest: dict[str, Any]) -> tuple[State, dict[str, Tens
         traffic=Traffic(manifest["down_bytes"], manifest["up_bytes"]),
         client_rounds=manifest["client_rounds"],
         seconds=manifest["seconds"],
+        lengths=tuple(manifest.get("lengths", ())),
     )
     return state, arrays[manifest["constants"]]
 

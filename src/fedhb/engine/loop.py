@@ -17,6 +17,9 @@ from fedhb.engine.store import ClientStore
 from fedhb.errors import DivergedError
 from fedhb.seeding import Randomness
 
+REMEMBERED = 10
+"""Rounds whose median lengths make the running bound of filters (defence.py)."""
+
 
 class Executor(Protocol):
     """Whatever can run a cohort."""
@@ -52,7 +55,10 @@ class Callback(Protocol):
 
 @dataclass
 class State:
-    """Where a run stands: the rounds done, the server's arrays, the clients' memories, bytes and seconds so far."""
+    """Where a run stands: the rounds done, the server's arrays, the clients' memories, bytes and seconds so far.
+
+    `lengths` are the answers' median lengths in the last rounds, where they are filtered (defence.py).
+    """
 
     server: Arrays
     done: int = 0
@@ -60,6 +66,7 @@ class State:
     traffic: Traffic = field(default_factory=Traffic)
     client_rounds: int = 0
     seconds: float = 0.0
+    lengths: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,10 @@ def one_round(
     plan = Plan(training.plan.epochs, training.plan.batch_size, lr, training.plan.momentum, training.plan.train_head)
     positions = cohort(num_clients, training.fraction, rng)
     summary, traffic = executor.run(state.server, positions, plan, rng)
+    lengths, sifted = state.lengths, {}
+    if algorithm.gathers:
+        summary, length, sifted = algorithm.sift(problem, state.server, summary, rng, lengths)  # type: ignore[attr-defined]
+        lengths = (*lengths, length)[-REMEMBERED:]
     server = algorithm.aggregate(problem, state.server, summary, rng)
     check_server(server, rng.round)
     record: dict[str, Any] = {
@@ -124,12 +135,13 @@ def one_round(
         "clients": len(positions),
         **{key: summary[key].item() / summary["examples"].item() if key in summary else None for key in ("loss", "score")},
         **algorithm.report(problem, state.server, summary),
+        **sifted,
         "down_bytes": traffic.down,
         "up_bytes": traffic.up,
         "seconds": time.perf_counter() - begun,
     }
     state.done += 1  # first: whoever is interrupted from here on has no record of this round, and keeps the one before
-    state.server = server
+    state.server, state.lengths = server, lengths
     state.store.commit()
     state.client_rounds += len(positions)
     state.traffic = Traffic(state.traffic.down + traffic.down, state.traffic.up + traffic.up)

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedhb.algorithms import Algorithm, Arrays, Plan
 from fedhb.algorithms.sums import add, num_bytes
+from fedhb.defence import labelled
 from fedhb.engine.executor import Sums, Traffic
 from fedhb.engine.loop import State
 from fedhb.errors import DivergedError
@@ -105,6 +106,7 @@ class Federated:
                 received = algorithm.broadcast(server, [client])
                 part = self.summarise(received, found, rng)
                 check_finite(part)
+                part = labelled(part, client) if algorithm.gathers else part
             except Refused as reason:
                 self.journal.note("answer refused", str(reason), round_number=rng.round, **self.roster.who(client))
                 continue

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedhb.algorithms import Algorithm, Arrays, Federation, Plan, Problem, build
 from fedhb.conduct import Job, mechanism
+from fedhb.defence import Defence
 from fedhb.engine.folder import RunFolder
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Training
@@ -140,9 +141,12 @@ class Task:
             personal_plan=self.personal_plan,
             num_clients=count,
             input_shape=self.census.input_shape,
-            fingerprint=fingerprint_of(self.problem, self.algorithm, self.training, clients, *private),
+            fingerprint=fingerprint_of(
+                self.problem, self.algorithm, self.training, clients, *private, *([s.defence] if s.defence else [])
+            ),
             constants=self.problem.network.constants(),
             privacy=privacy,
+            defence=Defence.named(s.defence),
         )
 
     def network_digest(self) -> str:

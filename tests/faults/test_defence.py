@@ -1,0 +1,245 @@
+"""Hostile and broken clients: what they send is refused, shortened or outvoted, whatever the algorithm."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedhb
+from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
+from fedhb.clients import Clients
+from fedhb.defence import DEFAULT, Defence, Defended, Vectors, krum
+from fedhb.engine.executor import InProcess
+from fedhb.engine.store import ClientStore
+from fedhb.engine.workers import Workers
+from fedhb.errors import DivergedError, InputError
+from fedhb.hostile import ATTACKS, Hostile, attacked, choose
+from fedhb.seeding import Randomness
+from fedhb.values import FILTERS
+
+FILTERED = sorted(name for name, algorithm in CASES.items() if not algorithm.pools and algorithm.sends)
+IDLE = Defence(("refuse", "clip"), longest=1e9, most=1e9)
+
+
+def one_round(algorithm: Any, executor: Any, lengths: tuple[float, ...] = ()) -> tuple[Any, Any]:
+    prob, rng = problem(), Randomness(5, 1)
+    server = algorithm.start(prob, Randomness(5))
+    try:
+        found, _ = executor.run(server, range(6), plan(algorithm), rng)
+    finally:
+        executor.close()
+    extra: Any = {}
+    if algorithm.gathers:
+        found, _, extra = algorithm.sift(prob, server, found, rng, lengths)
+    return algorithm.aggregate(prob, server, found, rng), extra
+
+
+def here(algorithm: Any, chunk: int = 2) -> Any:
+    return one_round(algorithm, InProcess(problem(), algorithm, clients(), ClientStore(), chunk))
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_filters_that_find_nothing_change_nothing(name):
+    algorithm = CASES[name]
+    plain, _ = here(algorithm)
+    filtered, extra = here(Defended(algorithm, IDLE))
+    assert_close(filtered, plain, 1e-9, name)
+    assert extra["refused"] == extra["clipped"] == 0 and extra["answer_norm"] > 0
+
+
+@pytest.mark.parametrize("name", FILTERED)
+@pytest.mark.parametrize("filters", [DEFAULT, ("krum",), FILTERS])
+def test_who_trains_whom_does_not_matter(name, filters):
+    """Chunks of any length, one process or two: the same numbers."""
+    algorithm = Defended(CASES[name], Defence(filters))
+    one, _ = here(algorithm, 1)
+    # Mixture's clients ask all prototypes in one matrix product, which rounds by the chunk's length
+    assert_close(here(algorithm, 3)[0], one, 1e-9 if name.startswith("mixture") else 0.0)
+    if filters == DEFAULT:
+        two = one_round(algorithm, Workers(problem(), algorithm, clients(), ClientStore(), 2, 1))[0]
+        assert same_bits(one, two)
+
+
+@pytest.mark.parametrize("name", FILTERED)
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 1e30, 100.0])
+def test_one_absurd_answer_is_refused(name, factor):
+    """The round is that of the five others."""
+    algorithm = CASES[name]
+    spoiled, extra = here(Defended(Hostile(algorithm, (2,), factor), IDLE if not math.isfinite(factor) else Defence(("refuse",))))
+    assert extra["refused"] == 1
+    others = Defended(algorithm, IDLE)
+    prob, rng = problem(), Randomness(5, 1)
+    server = algorithm.start(prob, Randomness(5))
+    found, _ = InProcess(prob, others, clients(), ClientStore(), 2).run(server, [0, 1, 3, 4, 5], plan(algorithm), rng)
+    summary, _, _ = others.sift(prob, server, found, rng, ())
+    assert_close(spoiled, algorithm.aggregate(prob, server, summary, rng), 1e-9 if name.startswith("mixture") else 0.0)
+
+
+def test_a_spoiled_memory_is_not_kept():
+    """A client whose training breaks down begins the next round where it began this one."""
+    algorithm = Defended(CASES["niw-last"], IDLE)
+    who, store, prob = clients(), ClientStore(), problem()
+    x = who.train.x.clone()
+    x[who.train.rows_of(2)] = math.nan
+    executor = InProcess(prob, algorithm, replace(who, train=replace(who.train, x=x)), store, 2)
+    executor.run(algorithm.start(prob, Randomness(5)), range(6), plan(algorithm), Randomness(5, 1))
+    store.commit()
+    assert all(torch.isfinite(value).all() for memory in store.memories.values() for value in memory.values())
+    assert float(store.memories[2]["seen"]) == 0.0 and float(store.memories[1]["seen"]) == 1.0
+
+
+def test_when_most_answers_are_bad_the_run_stops():
+    for ids, says in (((0, 1, 2), "3 of 6 answers are refused .NaN"), ((0, 1, 2, 3, 4, 5), "6 of 6")):
+        with pytest.raises(DivergedError, match=says):
+            here(Defended(Hostile(fedhb.FedAvg(), ids, math.nan), IDLE))
+    far = Defended(Hostile(fedhb.FedAvg(), (0, 1, 2, 3, 4, 5), 100.0), Defence(("refuse",)))
+    # all at once, against the past
+    with pytest.raises(DivergedError, match=r"6 of 6 answers are refused .vectors 5 times too long"):
+        one_round(far, InProcess(problem(), far, clients(), ClientStore(), 2), (0.1,) * 9)
+
+
+# ---- the filters themselves
+
+
+def vectors(rows: Any) -> Vectors:
+    values = torch.tensor(rows, dtype=torch.float64)
+    return Vectors({"theta": values.clone()}, {"theta": torch.zeros(1, values.shape[1], dtype=torch.float64)})
+
+
+def test_winsorising_moves_extremes_to_the_next():
+    v = vectors([[0.0, 5.0], [1.0, 4.0], [2.0, 3.0], [3.0, 2.0], [1000.0, -1000.0]])
+    v.winsorise(0.2)
+    assert v.arrays()["theta"].tolist() == [[1.0, 4.0], [1.0, 4.0], [2.0, 3.0], [3.0, 2.0], [3.0, 2.0]]
+
+
+def test_fewer_than_half_cannot_move_a_coordinate_out_of_the_others():
+    generator = torch.Generator().manual_seed(0)
+    honest = torch.randn(7, 50, generator=generator, dtype=torch.float64)
+    for size in (1e3, 1e12, -1e12):
+        v = vectors(torch.cat([honest, torch.full((2, 50), size, dtype=torch.float64)]).tolist())
+        v.winsorise(0.25)
+        mean = v.arrays()["theta"].mean(0)
+        assert (mean <= honest.max(0).values).all() and (mean >= honest.min(0).values).all()
+
+
+def test_krum_is_what_its_definition_says():
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    rows[3] += 20.0
+    n, f = 9, 2
+    scores = []
+    for i in range(n):
+        distances = sorted(float((rows[i] - rows[j]).square().sum()) for j in range(n) if j != i)
+        scores.append(sum(distances[: n - f - 2]))
+    best = sorted(sorted(range(n), key=lambda i: scores[i])[: n - f])
+    assert krum(vectors(rows.tolist()), list(range(n)), 0.25) == best and 3 not in best
+    assert krum(vectors(rows[:3].tolist()), [0, 1, 2], 0.4) == [0, 1, 2]  # too few to say who is far
+
+
+def test_clipping_shortens_what_is_long_and_nothing_else():
+    algorithm = Defended(Hostile(fedhb.FedAvg(weighted=False), (2,), 4.0), Defence(("clip",), longest=1.0))
+    prob, rng = problem(), Randomness(5, 1)
+    server = algorithm.start(prob, Randomness(5))
+    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 6).run(server, range(6), plan(algorithm), rng)
+    lengths = Vectors.of({k: v for k, v in found.items() if k in ("theta", "head")}, server, ()).norms()
+    summary, middle, extra = algorithm.sift(prob, server, found, rng, ())
+    assert middle == pytest.approx(float(lengths.sort().values[2:4].mean())) and extra["clipped"] == int((lengths > middle).sum())
+    shortened = [(found["theta"][k] - server["theta"]) * min(1.0, middle / float(lengths[k])) for k in range(6)]
+    torch.testing.assert_close(summary["theta"], torch.stack(shortened).sum(0))
+
+
+def test_the_bound_is_one_that_few_cannot_move():
+    """The past counts: in a round where half of the answers are ten times too long, they are seen to be."""
+    algorithm = Defended(Hostile(fedhb.FedAvg(), (0, 1), 100.0), Defence(("refuse",)))
+    _, extra = one_round(algorithm, InProcess(problem(), algorithm, clients(), ClientStore(), 2), (0.5,) * 9)
+    assert extra["refused"] == 2
+
+
+# ---- runs
+
+
+def federation(count: int = 20) -> Clients:
+    return Clients.from_arrays(arrays([30] * count), arrays([10] * count, seed=1), num_classes=3)
+
+
+@pytest.mark.parametrize(("attack", "share"), list(itertools.product(ATTACKS, [0.1, 0.2])))
+@pytest.mark.parametrize("name", ["niw", "fedavg", "mixture"])
+def test_the_default_defence_learns_what_the_clean_run_learns(name, attack, share):
+    options: dict[str, Any] = {"rounds": 15, "fraction": 0.5, "batch_size": 10, "lr": 0.1, "progress": False, "seed": 1}
+    algorithm, who = fedhb.algorithms.build(name, {}), federation()
+    clean = fedhb.fit(mlp(torch.float32), who, algorithm, **options).result["global"]["accuracy"]
+    hostile, spoiled = attacked(algorithm, who, attack, share, seed=3)
+    run = fedhb.fit(mlp(torch.float32), spoiled, hostile, defence="default", **options)
+    assert run.result["global"]["accuracy"] > clean - 0.06  # of 200 test examples
+    if attack in ("nan", "scale"):
+        assert sum(record["refused"] for record in run.records) > 0
+
+
+def test_without_a_defence_the_attacks_do_harm():
+    """They are no straw men."""
+    options: dict[str, Any] = {"rounds": 15, "fraction": 0.5, "batch_size": 10, "lr": 0.1, "progress": False, "seed": 1}
+    who = federation()
+    clean = fedhb.fit(mlp(torch.float32), who, fedhb.FedAvg(), **options).result["global"]["accuracy"]
+    hostile, spoiled = attacked(fedhb.FedAvg(), who, "nan", 0.2, seed=3)
+    with pytest.raises(DivergedError, match="sent 'theta' with NaN"):
+        fedhb.fit(mlp(torch.float32), spoiled, hostile, **options)
+    blown_up = Hostile(fedhb.FedAvg(), tuple(choose(20, 0.2, 3)), -100.0)
+    found = fedhb.fit(mlp(torch.float32), who, blown_up, **options).result["global"]["accuracy"]
+    assert found < clean - 0.2
+    found = fedhb.fit(mlp(torch.float32), who, blown_up, defence="default", **options).result["global"]["accuracy"]
+    assert found > clean - 0.06
+
+
+def test_a_defended_run_is_resumed_to_the_same_bits(tmp_path):
+    options: dict[str, Any] = {"rounds": 8, "fraction": 0.5, "batch_size": 4, "progress": False, "evaluate_on": None}
+    options |= {"defence": "default", "resume": True, "checkpoint_every": 3}
+    hostile, who = attacked(fedhb.NIW(begin="last"), clients(), "scale", 0.2, seed=0)
+    whole = fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "whole", **options)
+
+    class Stop:
+        def on_start(self, done: int, rounds: int) -> None:
+            pass
+
+        def on_round(self, record: Any, state: Any) -> None:
+            if state.done == 5:
+                raise KeyboardInterrupt
+
+        def on_end(self) -> None:
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "run", callbacks=[Stop()], **options)
+    run = fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "run", **options)
+    assert same_bits(run.state.server, whole.state.server) and run.state.lengths == whole.state.lengths
+    with pytest.raises(InputError, match="another configuration"):
+        fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "run", **(options | {"defence": "clip"}))
+
+
+@pytest.mark.parametrize(
+    ("defence", "says"), [("kramp", "choose default, or from refuse, clip"), ("clip;krum", "with commas between them")]
+)
+def test_an_unknown_defence_is_refused(defence, says):
+    with pytest.raises(InputError, match=says):
+        fedhb.fit(mlp(torch.float32), clients(), defence=defence, progress=False)
+
+
+def test_algorithms_without_answers_have_no_filters():
+    for name in ("centralised", "local"):
+        with pytest.raises(InputError, match=f"{name} has no answers"):
+            fedhb.fit(mlp(torch.float32), clients(), fedhb.algorithms.build(name, {}), defence="default", progress=False)
+
+
+def test_who_is_hostile_is_a_matter_of_the_seed():
+    assert choose(100, 0.2, 0) == choose(100, 0.2, 0) != choose(100, 0.2, 1)
+    assert len(choose(100, 0.2, 0)) == 20
+    with pytest.raises(InputError, match="attack='rudeness'"):
+        attacked(fedhb.FedAvg(), clients(), "rudeness", 0.1, 0)
+    _, spoiled = attacked(fedhb.FedAvg(), clients(), "label-flip", 0.5, 0)
+    changed = [k for k in range(6) if not np.array_equal(*(c.train.examples(k)[1] for c in (spoiled, clients())))]
+    assert set(changed) <= set(choose(6, 0.5, 0)) and changed
