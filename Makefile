@@ -25,7 +25,7 @@ test-faults: $(READY)  ## Crashes, full disks, dead workers, damaged files, host
 	FEDHB_FAULTS=0.02 $(BIN)/python -m pytest -n 2 -m 'faults or not faults' tests/faults
 
 soak: $(READY)  ## The same with the full numbers of docs/reliability.md (hours)
-	FEDHB_FAULTS=1 $(BIN)/python -m pytest -n 2 -m 'faults or not faults' tests/faults --junit-xml=soak.xml --durations=0
+	FEDHB_FAULTS=1 $(BIN)/python -m pytest -n 2 -m 'faults or not faults' tests/faults -o junit_family=xunit1 --junit-xml=soak.xml --durations=0
 
 release-check: $(READY)  ## Build source and wheel, install them into a clean environment, use them; versions, licences, advisories
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'

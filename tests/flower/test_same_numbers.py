@@ -51,6 +51,8 @@ def close(ours, theirs, what: str) -> None:
 
 CASES = {name: {} for name in ALGORITHMS if name != "centralised"} | {
     "niw-last": {"niw": {"begin": "last"}},
+    "niw-defended": {"defence": "default", "fraction": 1.0},
+    "mixture-defended": {"defence": "refuse,clip,winsorise,krum", "fraction": 1.0},
     "niw-printed": {"niw": {"dof": "full", "kl_weight": 1e-4, "update": "body"}},
 }
 
