@@ -38,6 +38,9 @@ DEFAULT = ("refuse", "clip")
 SOUND = "sound"
 """The key under which an answer says whether all of its numbers were finite; if not, zeros came in their place."""
 
+LEAST = 0.25
+"""The share of a round's answers that must be left: with a fifth of hostile clients, half of a small cohort is hostile at times."""
+
 SENT_AS = {"m": "m0"}
 """Vectors that are not sent down under the name they come back with."""
 
@@ -94,7 +97,7 @@ class Defended:
         """The sums over the answers that are left, this round's median length, and what there is to record."""
         ids, kept = gathered[ROWS].tolist(), gathered[SOUND].nonzero().flatten().tolist()
         order = sorted(kept, key=lambda k: ids[k])  # whoever trained them, and in which chunks
-        if 2 * len(order) <= len(ids):
+        if len(order) < LEAST * len(ids):
             raise _refusal(rng.round, len(ids) - len(order), len(ids), "NaN or infinity")
         found = {key: value[order] for key, value in gathered.items() if key not in (ROWS, SOUND)}
         received = self.algorithm.broadcast(server, [ids[k] for k in order])
@@ -106,7 +109,7 @@ class Defended:
         clipped = 0
         if "refuse" in self.defence.filters and bound > 0:
             stay = [k for k in stay if norms[k] <= self.defence.most * bound]
-            if 2 * len(stay) <= len(ids):
+            if len(stay) < LEAST * len(ids):
                 raise _refusal(rng.round, len(ids) - len(stay), len(ids), f"vectors {self.defence.most:g} times too long")
         if "krum" in self.defence.filters:
             stay = krum(vectors.take(stay), stay, self.defence.share)
