@@ -22,7 +22,7 @@ test: $(READY) lint  ## Lint, type checks, and every test
 	$(BIN)/python -m pytest -n 2
 
 test-faults: $(READY)  ## Crashes, full disks, dead workers, damaged files, hostile clients: a part of each (under ten minutes)
-	FEDHB_FAULTS=0.02 $(BIN)/python -m pytest -n 2 -m 'faults or not faults' tests/faults
+	FEDHB_FAULTS=0.01 $(BIN)/python -m pytest -n 2 -m 'faults or not faults' tests/faults
 
 soak: $(READY)  ## The same with the full numbers of docs/reliability.md (hours)
 	FEDHB_FAULTS=1 $(BIN)/python -m pytest -n 2 -m 'faults or not faults' tests/faults -o junit_family=xunit1 --junit-xml=soak.xml --durations=0

@@ -39,7 +39,7 @@ SOUND = "sound"
 """The key under which an answer says whether all of its numbers were finite; if not, zeros came in their place."""
 
 LEAST = 0.25
-"""The share of a round's answers that must be left: with a fifth of hostile clients, half of a small cohort is hostile at times."""
+"""The share of a round's answers that must be left: of a small cohort, half may be hostile where a fifth of all clients is."""
 
 SENT_AS = {"m": "m0"}
 """Vectors that are not sent down under the name they come back with."""
