@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedhb.api import load, versions
 from fedhb.conduct import claim, conduct
-from fedhb.engine.folder import RunFolder, as_json, sealed
+from fedhb.engine.folder import RunFolder, sealed
 from fedhb.engine.loop import Callback, State
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import tabulate
@@ -67,7 +67,7 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
     task = Task.of(settings, census, server_inputs(settings))
     job = task.job(folder)
     if resume and job.finished(folder):
-        found: Run = load(folder.path)
+        found: Run = load(folder.path, settings.model or None)
         return found
     made: list[Federated] = []
 
@@ -81,7 +81,7 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
         return {
             "settings.toml": settings.to_toml(versions()).encode(),
             "problem.json": sealed(problem_record(result, settings.head or None, settings.batch_norm, task.spec)),
-            CENSUS: as_json({"census": census.to_json(), "owners": roster.owners}),
+            CENSUS: sealed({"census": census.to_json(), "owners": roster.owners}),
         }
 
     def evaluation(result: Run) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class _Later(Callback):
 def take_census(roster: Roster, folder: RunFolder, journal: Journal, resume: bool) -> Census:
     """Count the nodes; a resumed run has been counted already, and goes on with the nodes that are here."""
     if resume and (folder.path / CENSUS).exists():
-        kept = folder.read_json(CENSUS)
+        kept = folder.read_json(CENSUS, required=True)
         roster.owners = {int(client): str(key) for client, key in kept["owners"].items()}
         journal.stand("waiting", "for the nodes of the run that is resumed")
         return Census.read(kept["census"])
