@@ -137,6 +137,7 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
         (('cells = ["two"]', 'cells = ["too"]'), "stages has 'too' .did you mean 'two'"),
         (("keep = 1.0", "keep = 0.5"), "must keep all"),
         (("keep = 0.5", "keep = 0.0"), "keep=0.0"),
+        ((SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = []\n"), "stages is empty"),
         (("trials = 4", "trials = 0"), "trials=0"),
         (("trials = 4", ""), "has no trials"),
         (("kl_weight", "kl_wieght"), "niw has no setting 'kl_wieght'"),

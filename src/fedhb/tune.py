@@ -80,6 +80,8 @@ class Space:
         layers = [content.get("common", {}), *content["cells"].values()]
         if any(layer.get("evaluate_on", "validation") != "validation" for layer in layers):
             raise InputError(f"{path}: evaluate_on must be validation: test data choose nothing")
+        if not content["stages"]:
+            raise InputError(f"{path}: stages is empty: give one at least, with keep = 1.0 and the cells to try all trials in")
         for stage in content["stages"]:
             for cell in stage["cells"]:
                 if cell not in content["cells"]:

@@ -126,6 +126,8 @@ def test_convergence_keeps_the_curve(tmp_path):
     ends = {name: statistics.fmean(convergence.end(curve) for cell, curve in curves if cell == name) for name in lengths}
     text = shown(convergence.tables(experiment.settings, [], records))
     assert f"{ends['f=0.5'] - ends['all']:+,.0f}" in text and "+0" in text and f"{ends['f=0.5']:,.0f} ±" in text
+    lost = [r if r["key"]["cell"] == "all" else {**r, "result": {"diverged": "said"}} for r in records]
+    assert "f=0.5 2 diverged" in shown(convergence.tables(experiment.settings, [], lost))
     chosen = cells.settings_of(experiment.settings, {"cell": "f=0.5", "variant": "niw", "seed": 0})
     run = train(chosen, None, progress=False)
     assert [r["negative_elbo"] for r in run.records] == records[0]["result"]["negative_elbo"]
@@ -148,7 +150,9 @@ def test_novel_clients_personalise_with_n_examples(tmp_path):
     assert run.evaluate(unseen.with_at_most(2, 0))["personalised"] == records[0]["result"]["after"]["2"]
     assert run.result["holdout"]["personalised"] == records[0]["result"]["after"]["200"]  # no client has as many: all of them
     text = shown(novel.tables(experiment.settings, [], records))
-    assert "c: nll of novel clients" in text and "fedavg" in text
+    assert "c: nll of novel clients" in text and "fedavg" in text and "diverged" not in text
+    lost = [{**r, "result": {"diverged": "said"}} if r["key"]["variant"] == "niw" else r for r in records]
+    assert "niw 2 diverged" in shown(novel.tables(experiment.settings, [], lost))
 
 
 def test_novel_needs_numbers_and_novel_clients(tmp_path):

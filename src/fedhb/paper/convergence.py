@@ -20,6 +20,7 @@ from fedhb.figures import Figure
 from fedhb.paper import pictures
 from fedhb.paper.cells import Tell, Told, dataset_of, resolved, settings_of, work
 from fedhb.paper.records import Key
+from fedhb.paper.table import diverged
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
 
@@ -43,21 +44,24 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
     """For each variant a line per cell: the mean curve at some rounds, its end, and how far that is above the optimum."""
     found = []
     for variant in dict.fromkeys(r["key"]["variant"] for r in records):
-        curves = {cell: _curves(records, cell, variant) for cell in settings["cells"]}
-        curves = {cell: each for cell, each in curves.items() if each}
+        runs = {c: [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (c, variant)] for c in settings["cells"]}
+        curves = {cell: _curves(mine) for cell, mine in runs.items() if mine}
         longest = max((len(curve) for each in curves.values() for curve in each), default=0)
         rounds = [n for n in ROUNDS if n <= longest]
         optimum = settings.get("optimum")
-        least = statistics.fmean(end(curve) for curve in curves[optimum]) if optimum in curves else None
+        least = statistics.fmean(end(curve) for curve in curves[optimum]) if curves.get(optimum) else None
         title = f"{variant}: negative ELBO by round"
         table = Table("", *map(str, rounds), "end", *(["above the optimum"] if least is not None else []), title=title)
         for cell, each in curves.items():
+            if not each:
+                table.add_row(cell + diverged(runs[cell]))
+                continue
             values = [statistics.fmean(c[n - 1] for c in each) if n <= len(each[0]) else None for n in rounds]
             ends = [end(curve) for curve in each]
             spread = f" ±{statistics.stdev(ends):,.0f}" if len(ends) > 1 else ""
             above = [f"{statistics.fmean(ends) - least:+,.0f}"] if least is not None else []
             texts = ["" if value is None else f"{value:,.0f}" for value in values]
-            table.add_row(cell, *texts, f"{statistics.fmean(ends):,.0f}{spread}", *above)
+            table.add_row(cell + diverged(runs[cell]), *texts, f"{statistics.fmean(ends):,.0f}{spread}", *above)
         found.append(table)
     return found
 
@@ -72,6 +76,7 @@ def end(curve: Sequence[float]) -> float:
     return statistics.fmean(curve[-LAST:])
 
 
-def _curves(records: Sequence[Mapping[str, Any]], cell: str, variant: str) -> list[list[float]]:
-    mine = [r["result"] for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant) and not r.get("stale")]
+def _curves(records: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """The curves of the runs that are valid and did not diverge."""
+    mine = [r["result"] for r in records if not r.get("stale")]
     return [result["negative_elbo"] for result in mine if None not in result.get("negative_elbo", [None])]

@@ -18,7 +18,7 @@ from fedhb.figures import Figure
 from fedhb.paper import cells, pictures
 from fedhb.paper.cells import Tell, Told, dataset_of, settings_of, work
 from fedhb.paper.records import Key
-from fedhb.paper.table import METRICS, spread
+from fedhb.paper.table import METRICS, diverged, spread
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
 
@@ -54,16 +54,13 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
             title = f"{cell}: {metric} of novel clients by their number of examples"
             table = Table("", "none", *numbers, title=title)
             for variant in settings["variants"]:
-                mine = [
-                    r
-                    for r in records
-                    if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)
-                    and set(numbers) <= set(r["result"].get("after", ()))
-                ]
+                all_ = [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
+                mine = [r for r in all_ if set(numbers) <= set(r["result"].get("after", ()))]
                 star = "*" if any(r.get("stale") for r in mine) else ""
                 columns = [[r["result"]["before"] for r in mine], *([r["result"]["after"][n] for r in mine] for n in numbers)]
-                if mine:
-                    table.add_row(variant, *(spread([factor * m[metric] for m in each], digits) + star for each in columns))
+                texts = [spread([factor * m[metric] for m in each], digits) + star if each else "" for each in columns]
+                if all_:
+                    table.add_row(variant + diverged(all_), *texts)
             found.append(table)
     return found
 

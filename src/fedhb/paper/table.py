@@ -129,12 +129,17 @@ def seeds_of(records: Sequence[Record]) -> str:
 
 def ours(records: Sequence[Record], task: str, metric: str, factor: float, digits: int, name_seeds: bool) -> str:
     """Mean ± deviation over seeds, which are named where those of others differ; * where settings have changed since."""
-    lost = sum("diverged" in r["result"] for r in records)
     values = [factor * r["result"][task][metric] for r in records if r["result"].get(task)]
     star = "*" if any(r.get("stale") for r in records) else ""
     named = f" ({seeds_of(records)})" if name_seeds else ""
     text = f"{spread(values, digits)}{star}{named}" if values else ""
-    return text + (f" {lost} diverged" if lost else "")
+    return text + diverged(records)
+
+
+def diverged(records: Sequence[Record]) -> str:
+    """How many of these runs diverged, to be said beside what is shown of the others."""
+    lost = sum("diverged" in r["result"] for r in records)
+    return f" {lost} diverged" if lost else ""
 
 
 def spread(values: Sequence[float], digits: int) -> str:
