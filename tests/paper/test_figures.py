@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from small import COMMON, write
 
 from fedhb import cli
 from fedhb.drawing import draw
+from fedhb.experiment import train
 from fedhb.figures import Figure, Series
 from fedhb.paper import engine, experiments, pictures
+from fedhb.paper.cells import settings_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,6 +116,20 @@ def test_curves_of_convergence(tmp_path, monkeypatch, capsys):
     line = next(s for s in figures["niw-negative-elbo"].series if s.name == "all")
     curves = [r["result"]["negative_elbo"] for r in records if r["key"]["cell"] == "all"]
     assert line.y == pytest.approx(np.mean(curves, axis=0).tolist()) and line.x == [1, 2, 3]
+
+
+def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
+    folder = write(tmp_path, CONVERGENCE.replace("seeds = [0, 1]", "seeds = [0]\nepochs = [1, 3]"), "c", "")
+    code, said = command(monkeypatch, capsys, "c", "--folder", folder)
+    figures, records = found(folder, "c")
+    line = next(s for s in figures["half-personalisation-accuracy"].series if s.name == "niw")
+    result = next(r["result"] for r in records if r["key"]["cell"] == "half")
+    assert code == 0 and "accuracy by epochs of personalisation" in said
+    assert line.x == [0, 1, 3] and line.y[0] == result["global"]["accuracy"] and line.y[2] == result["after"]["3"]["accuracy"]
+    assert result["after"]["1"]["nll"] != result["after"]["3"]["nll"]
+    chosen = settings_of(experiments.load(folder, "c").settings, {"cell": "half", "variant": "niw", "seed": 0})
+    run = train(replace(chosen, personal_epochs=3), None, progress=False)
+    assert run.result["personalised"] == result["after"]["3"]
 
 
 def test_novel_users(tmp_path, monkeypatch, capsys):

@@ -4,6 +4,9 @@ The result of a key is the curve of `negative_elbo` and of the clients' loss, on
 negative ELBO of a round is its N/N_f estimate from the cohort (docs/deviations.md). `optimum` names the cell that stands for
 the centralised optimum: all clients in every round, each going on from its own last m_i, which is block-coordinate descent
 on the whole objective in one place.
+
+Where settings.toml has `epochs`, such as [1, 2, 5], the result also has the metrics of a personalisation that stops after so many
+epochs (fig:cifar_dynamics, right). Test data are read after the last round only, so the curves by round have no accuracies.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ from typing import Any
 
 from rich.table import Table
 
-from fedhb.experiment import train
+from fedhb.experiment import make_clients, train
 from fedhb.figures import Figure
-from fedhb.paper import pictures
-from fedhb.paper.cells import Tell, Told, dataset_of, resolved, settings_of, work
+from fedhb.paper import cells, pictures
+from fedhb.paper.cells import Tell, Told, dataset_of, settings_of, work
 from fedhb.paper.records import Key
-from fedhb.paper.table import diverged
+from fedhb.paper.table import diverged, spread
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
 
@@ -29,14 +32,28 @@ LAST = 5
 """The value at the end is the mean of so many rounds: the cohort's estimate differs from round to round."""
 
 
+def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
+    """The settings of the run, and the numbers of epochs."""
+    return cells.resolved(settings, key) | ({"epochs": list(settings["epochs"])} if settings.get("epochs") else {})
+
+
 def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
     """Train, and keep the curves."""
     chosen = settings_of(settings, key)
-    found = train(chosen, folder, resume=True, dataset=dataset_of(chosen.dataset), progress=False, callbacks=[Told(tell, 0.9)])
+    dataset, epochs = dataset_of(chosen.dataset), list(settings.get("epochs", ()))
+    until = 0.5 if epochs else 0.9
+    found = train(chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, until)])
+    clients = make_clients(chosen, dataset)[0] if epochs else None
+    after = {}
+    for k, count in enumerate(epochs):
+        assert clients is not None
+        tell(until + (1.0 - until) * k / len(epochs), f"personalisation, {count} epochs")
+        after[str(count)] = found.evaluate(clients, chosen.evaluate_on, epochs=count)["personalised"]
     return {
         **{name: [r.get(name) for r in found.records] for name in ("negative_elbo", "loss")},
         "global": found.result["global"],
         "personalised": found.result["personalised"],
+        **({"after": after} if after else {}),
     }
 
 
@@ -58,17 +75,30 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
                 continue
             values = [statistics.fmean(c[n - 1] for c in each) if n <= len(each[0]) else None for n in rounds]
             ends = [end(curve) for curve in each]
-            spread = f" ±{statistics.stdev(ends):,.0f}" if len(ends) > 1 else ""
+            around = f" ±{statistics.stdev(ends):,.0f}" if len(ends) > 1 else ""
             above = [f"{statistics.fmean(ends) - least:+,.0f}"] if least is not None else []
             texts = ["" if value is None else f"{value:,.0f}" for value in values]
-            table.add_row(cell + diverged(runs[cell]), *texts, f"{statistics.fmean(ends):,.0f}{spread}", *above)
+            table.add_row(cell + diverged(runs[cell]), *texts, f"{statistics.fmean(ends):,.0f}{around}", *above)
         found.append(table)
-    return found
+    return found + _personalisation(settings, records)
+
+
+def _personalisation(settings: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Accuracy by epochs of personalisation, where there are such records: a line for each cell and variant."""
+    epochs = [str(count) for count in settings.get("epochs", ())]
+    table = Table("", "0", *epochs, title="accuracy by epochs of personalisation")
+    for variant in settings["variants"]:
+        for cell in settings["cells"]:
+            done = [r for r in pictures.of(records, cell, variant) if epochs and set(epochs) <= set(r.get("after", ()))]
+            columns = [[r["global"] for r in done], *([r["after"][n] for r in done] for n in epochs)]
+            if done:
+                table.add_row(f"{variant}, {cell}", *(spread([100 * m["accuracy"] for m in each], 2) for each in columns))
+    return [table] if table.row_count else []
 
 
 def figures(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """The curves."""
-    return pictures.curves(settings, records)
+    """The curves of training, and of personalisation."""
+    return pictures.curves(settings, records) + pictures.by_epoch(settings, records)
 
 
 def end(curve: Sequence[float]) -> float:

@@ -54,6 +54,30 @@ def curves(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Figur
     return found
 
 
+def by_epoch(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Figure]:
+    """Kind convergence with `epochs` (fig:cifar_dynamics, right): accuracy and NLL of clients while they personalise."""
+    epochs, found = list(settings.get("epochs", ())), []
+    look = styles(list(settings["variants"]))
+    for cell in settings["cells"] if epochs else ():
+        for metric, label in (("accuracy", "accuracy"), ("nll", "negative log-likelihood")):
+            lines = []
+            for variant in settings["variants"]:
+                done = [r for r in of(records, cell, variant) if {str(n) for n in epochs} <= set(r.get("after", ()))]
+                if done:
+                    rows = [[r["global"][metric], *(r["after"][str(n)][metric] for n in epochs)] for r in done]
+                    means, spreads = mean_and_spread(rows)
+                    lines.append(Series(variant, [0, *epochs], means, spreads, look[variant]))
+            if lines:
+                gains = ", ".join(f"{line.name} from {line.y[0]:.3g} to {line.y[-1]:.3g}" for line in lines)
+                found.append(
+                    Figure(
+                        file_name(cell, "personalisation", metric), f"{cell}: {label} while clients personalise",
+                        "epochs of personalisation", label, lines, percent=metric == "accuracy", description=f"{gains}.",
+                    )
+                )  # fmt: skip
+    return found
+
+
 def parameters(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Figure]:
     """Kind table, where variants differ in one parameter (fig:abl_hparam, fig:ens_baseline): accuracy against it."""
     split = {name: match.groups() for name in settings["variants"] if (match := PARAMETER.fullmatch(name))}
