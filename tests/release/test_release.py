@@ -20,6 +20,9 @@ pytestmark = pytest.mark.release
 ROOT = Path(__file__).parents[2]
 LICENCES = ROOT / "docs/licences.md"
 
+EXTRAS = "flower,privacy,tensorboard,figures,corruptions"
+"""What users may ask for; the other extras are for work on fedhb itself."""
+
 PERMISSIVE = ("MIT", "BSD", "APACHE", "PSF", "PYTHON SOFTWARE", "ISC", "MPL", "MOZILLA", "UNLICENSE", "ZLIB", "HPND", "CNRI")
 """Parts of the names of licences under which everything that comes along may be used and passed on."""
 
@@ -52,15 +55,25 @@ def built(tmp_path_factory) -> dict[str, Path]:
     return {"source": source, "wheel": wheel}
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory, built) -> Path:
-    """The interpreter of an environment that holds the wheel and what it asks for, at the versions of constraints.txt."""
-    folder = tmp_path_factory.mktemp("clean") / "env"
+def environment(folder: Path, *what: object) -> Path:
+    """The interpreter of a new environment that holds this and what it asks for, at the versions of constraints.txt."""
     run(sys.executable, "-m", "venv", folder)
     python = folder / "bin/python"
-    for what in ("torch", built["wheel"]):  # torch first: its build decides what comes with it
-        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt", what)
+    for one in ("torch", *what):  # torch first: its build decides what comes with it
+        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt", one)
     return python
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory, built) -> Path:
+    """With the wheel alone."""
+    return environment(tmp_path_factory.mktemp("clean") / "env", built["wheel"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, built) -> Path:
+    """With everything that users may ask for."""
+    return environment(tmp_path_factory.mktemp("whole") / "env", f"{built['wheel']}[{EXTRAS}]")
 
 
 def test_the_files_hold_what_they_should(built):
@@ -94,38 +107,39 @@ def installed(clean: Path) -> dict[str, tuple[str, str]]:
     return {name: value for name, value in sorted(found.items()) if name not in ("pip", "setuptools", "fedhb")}
 
 
-def test_every_version_is_fixed(clean):
+def test_every_version_is_fixed(whole):
     """constraints.txt names everything that an installation brings along, so that it is the same tomorrow."""
-    run(clean, "-m", "pip", "check")
+    run(whole, "-m", "pip", "check")
     fixed = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     fixed = {name.lower().replace("_", "-"): version for name, version in fixed.items()}
-    loose = {name: version for name, (version, _) in installed(clean).items() if fixed.get(name) != version.partition("+")[0]}
+    loose = {name: version for name, (version, _) in installed(whole).items() if fixed.get(name) != version.partition("+")[0]}
     loose = {name: version for name, version in loose.items() if not name.startswith(("nvidia-", "cuda-", "triton"))}
     assert not loose, "constraints.txt lacks " + ", ".join(f"{name}=={version}" for name, version in loose.items())
 
 
-def test_every_licence_is_listed_and_permissive(clean):
+def test_every_licence_is_listed_and_permissive(clean, whole):
     """docs/licences.md; `FEDHB_UPDATE=1 make release-check` writes it anew."""
-    rows = {name: licence or "?" for name, (_, licence) in installed(clean).items()}
-    strange = {name: licence for name, licence in rows.items() if not any(kind in licence.upper() for kind in PERMISSIVE)}
-    assert not {name for name in strange if not name.startswith(("nvidia-", "cuda-"))}, strange
+    own = set(installed(clean))
+    rows = {name: (licence or "?", "fedhb" if name in own else "extras") for name, (_, licence) in installed(whole).items()}
+    rows = {name: row for name, row in rows.items() if not name.startswith(("nvidia-", "cuda-", "triton"))}
+    strange = {name: licence for name, (licence, _) in rows.items() if not any(kind in licence.upper() for kind in PERMISSIVE)}
+    assert not strange, strange
     if os.environ.get("FEDHB_UPDATE"):
         head = LICENCES.read_text(encoding="utf-8").partition("| package |")[0]
-        table = "".join(f"| {name} | {licence} |\n" for name, licence in rows.items())
-        LICENCES.write_text(f"{head}| package | licence |\n|---|---|\n{table}", encoding="utf-8")
-    listed = dict(re.findall(r"^\| ([\w.-]+) \| (.+) \|$", LICENCES.read_text(encoding="utf-8"), re.MULTILINE))
-    missing = {name for name in rows if name not in listed and not name.startswith(("nvidia-", "cuda-", "triton"))}
-    assert not missing, f"docs/licences.md lacks {sorted(missing)}: FEDHB_UPDATE=1 make release-check"
+        table = "".join(f"| {name} | {licence} | {source} |\n" for name, (licence, source) in rows.items())
+        LICENCES.write_text(f"{head}| package | licence | comes with |\n|---|---|---|\n{table}", encoding="utf-8")
+    listed = re.findall(r"^\| ([\w.-]+) \| (.+) \| (fedhb|extras) \|$", LICENCES.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name: (licence, source) for name, licence, source in listed} == rows, "FEDHB_UPDATE=1 make release-check"
 
 
 EXPLAINED: dict[str, str] = {}
 """Advisories that do not concern fedhb, each with the reason why."""
 
 
-def test_no_version_has_a_known_weakness(clean, tmp_path):
+def test_no_version_has_a_known_weakness(whole, tmp_path):
     """pip-audit asks an advisory service about every fixed version. Where none answers the test is skipped and says so."""
     pins = tmp_path / "pins.txt"
-    pins.write_text("".join(f"{name}=={version.partition('+')[0]}\n" for name, (version, _) in installed(clean).items()))
+    pins.write_text("".join(f"{name}=={version.partition('+')[0]}\n" for name, (version, _) in installed(whole).items()))
     found: dict[str, object] = {}
     for service in ("pypi", "osv"):
         command = ["-m", "pip_audit", "--no-deps", "--disable-pip", "--format", "json", "-s", service, "-r", str(pins)]
