@@ -420,7 +420,7 @@ def test_bytes_are_those_of_the_vectors_sent(dtype):
 
 def test_one_prototype_needs_no_gate():
     who, prob = clients(), problem()
-    algorithm = fedhb.Mixture(num_prototypes=1)
+    algorithm = fedhb.Mixture(num_prototypes=1, update="body")
     server = algorithm.start(prob, Randomness(1))
     _, traffic = InProcess(prob, algorithm, who, ClientStore()).run(server, [0], plan(algorithm), RNG)
     assert traffic == Traffic(8 * prob.network.num_params, 8 * prob.network.num_params)

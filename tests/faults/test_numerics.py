@@ -77,7 +77,7 @@ def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
     kinds = {
         "niw": NIW(update="body"),
         "printed": NIW(update="body", dof="full", kl_weight=1e-4, num_samples=1, average=0.0),
-        "mixture": Mixture(num_prototypes=K if d > 1 else 1),
+        "mixture": Mixture(update="body", num_prototypes=K if d > 1 else 1),
         "fedavg": FedAvg(update="body"),
     }
     algorithm, rng = kinds[name], Randomness(0, 1)

@@ -168,8 +168,10 @@ def test_novel_needs_numbers_and_novel_clients(tmp_path):
 
 
 def test_costs(tmp_path):
-    variants = 'niw = {niw = {dof = "full", update = "body"}}\nmixture = {}\nfedbabu = {}\nfedpop = {}\n'
-    variants += '"mixture K=5" = {algorithm = "mixture", mixture = {num_prototypes = 5}}'
+    variants = (
+        'niw = {niw = {dof = "full", update = "body"}}\nmixture = {mixture = {update = "body"}}\nfedbabu = {}\nfedpop = {}\n'
+    )
+    variants += '"mixture K=5" = {algorithm = "mixture", mixture = {num_prototypes = 5, update = "body"}}'
     printed = "cell,algorithm,task,metric,mean,std\nc,niw,down,formula,2d,\nc,niw,client,formula,F + B + O(d),\n"
     text = settings("costs", '[cells.c]\ndataset = "digits"', variants, "repeats = 2").replace("seeds = [0, 1]", "seeds = [0]")
     write(tmp_path, text, printed=printed)

@@ -50,12 +50,13 @@ class Mixture(Hierarchical):
 
     name: ClassVar[str] = "mixture"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 5}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     begin: str = field(
         default="global", metadata={"help": "where clients begin: global (the centre), last, or nearest (prototype)"}
     )
     num_prototypes: int = field(default=2, metadata={"help": "K"})
-    sigma2: float = field(default=0.1, metadata={"help": "variance of a client's weights around its prototype"})
+    sigma2: float = field(default=1.0, metadata={"help": "variance of a client's weights around its prototype"})
     noise: float = field(default=1e-3, metadata={"help": "prototypes begin at the initial network plus noise of this deviation"})
     patience: int = field(default=30, metadata={"help": "rounds without clients after which a prototype starts again"})
     shrink: bool = field(
