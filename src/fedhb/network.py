@@ -191,14 +191,18 @@ class Network:
 
     def restore(self, constants: dict[str, Tensor]) -> None:
         """Take back what `constants` gave."""
-        for name in ("theta", "head", "buffers"):
-            if constants[name].shape != getattr(self, name).shape:
+        own = self.constants()
+        for name in own:
+            if name not in constants:
+                raise InputError(f"the run has no {name}: give the module that was trained, or restore the files of the run")
+            if constants[name].shape != own[name].shape:
                 raise InputError(
-                    f"the run's {name} has {constants[name].numel()} numbers, this module's {getattr(self, name).numel()}: "
+                    f"the run's {name} has {constants[name].numel()} numbers, this module's {own[name].numel()}: "
                     "give the module that was trained (same architecture and head)"
                 )
+        for name in ("theta", "head", "buffers"):
             setattr(self, name, constants[name].to(self.dtype))
-        frozen = {n.removeprefix("frozen."): t for n, t in constants.items() if n.startswith("frozen.")}
+        frozen = {name.removeprefix("frozen."): constants[name] for name in own if name.startswith("frozen.")}
         self.module.load_state_dict(frozen, strict=False)
 
     @cached_property
