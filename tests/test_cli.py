@@ -159,6 +159,8 @@ def test_lists(run):
         (["--partition", "dirichlet", "--alpha", "0"], ["alpha=0"]),
         (["--model", "nowhere:factory"], ["'nowhere:factory'", "pkg.mod:factory"]),
         (["--model", "mobilenet"], ["'mobilenet'", "does not take these options", "'hidden'"]),
+        (["--set", "model.hidden=-1"], ["hidden=-1", "at least 1"]),
+        (["--set", f"model.hidden={2**50}"], ["'mlp' cannot be made with hidden=1125899906842624", "choose other options"]),
         (["--model", "convnot"], ["'convnot'", "convnet", "pkg.mod:factory"]),
         (["--evaluate-on", "validation"], ["validation"]),
         (["--data", "missing.npz"], ["missing.npz"]),

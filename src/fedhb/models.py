@@ -26,7 +26,7 @@ def make_model(name: str, input_shape: Sequence[int], num_outputs: int, options:
         torch.manual_seed(seed)
         try:
             if ":" not in name:
-                return nets.build(name, input_shape, num_outputs, **options)
+                return _made(name, input_shape, num_outputs, options)
             factory = imported("model", name)
             model = factory(tuple(input_shape), num_outputs, **options)
         except TypeError as error:
@@ -34,6 +34,19 @@ def make_model(name: str, input_shape: Sequence[int], num_outputs: int, options:
     if not isinstance(model, nn.Module):
         raise InputError(f"model {name!r} gave a {type(model).__name__}: return a torch module")
     return model
+
+
+def _made(name: str, input_shape: Sequence[int], num_outputs: int, options: Mapping[str, Any]) -> nn.Module:
+    try:
+        return nets.build(name, input_shape, num_outputs, **options)
+    except InputError:
+        raise
+    except (ValueError, OverflowError, RuntimeError, MemoryError) as error:  # numbers beyond sense, or beyond the memory
+        reason = str(error).splitlines()[0]
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        raise InputError(
+            f"model {name!r} cannot be made with {given or 'its defaults'} ({reason}): choose other options"
+        ) from None
 
 
 def default_likelihood(clients: Clients, network: Network) -> Likelihood:

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedhb.errors import InputError
+
 
 def mlp(input_shape: Sequence[int], num_outputs: int, hidden: int = 256) -> nn.Sequential:
     """Flatten, one hidden layer of ReLU units, head."""
+    if hidden < 1:
+        raise InputError(f"hidden={hidden}: give the number of hidden units, at least 1")
     return nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),
