@@ -32,6 +32,7 @@ from fedhb.algorithms.bounded import Bounded
 from fedhb.algorithms.evidence import best_variance, layer_sizes, means, measure, occam, scatter, spread
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
+from fedhb.algorithms.relaxation import FACTOR, LAST, begin, relaxed
 from fedhb.algorithms.sums import average_shared, blocks, differences, shared_parts, summarise_shared
 from fedhb.clients import Clients
 from fedhb.likelihood import check_sample
@@ -40,6 +41,9 @@ from fedhb.seeding import Randomness
 
 TINY = 1e-12
 """Stands for lambda0 = 0 in the KL of q(phi), whose constant is infinite for a flat prior on mu."""
+
+OWN = ("evidence", LAST, FACTOR)
+"""What the server keeps to itself."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class NIW(Bounded, Hierarchical):
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
     lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
+    relax: bool = field(
+        default=False, metadata={"help": "lengthen the server's step, up to twice, while successive steps agree (relaxation.py)"}
+    )
     prior_scale: float = field(
         default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only where the first clients begin"}
     )
@@ -100,6 +107,8 @@ class NIW(Bounded, Hierarchical):
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """m0 = the initial network; V0 by the server's formula without scatter, and per layer n0 prior_scale^2, a weak pull."""
         m0, shared = problem.network.theta.clone(), shared_parts(problem, self.update)
+        if self.relax:
+            shared |= begin([m0, *([shared["head"]] if "head" in shared else [])])
         if self.dof == "per_layer":
             check_sample(problem.likelihood)
             V0 = m0.new_full((len(self._layers(problem)),), self._n0(problem) * self.prior_scale**2)
@@ -109,7 +118,7 @@ class NIW(Bounded, Hierarchical):
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """m0 and V0, and what is shared beside them."""
-        return {key: value for key, value in server.items() if key != "evidence"}
+        return {key: value for key, value in server.items() if key not in OWN}
 
     def centre(self, received: Arrays) -> Tensor:
         """m0."""
@@ -211,7 +220,8 @@ class NIW(Bounded, Hierarchical):
                 # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
                 around = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
                 new["V0"][part] = self._scale(problem, m0, around.clamp_min_(0.0))
-        return new | (self._learn(problem, server, summary) if layered else {}) | average_shared(server, summary)
+        new |= (self._learn(problem, server, summary) if layered else {}) | average_shared(server, summary)
+        return new | relaxed(server, new, [key for key in ("m0", "head") if key in new]) if self.relax else new
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
         """u [L], the prior's variance per layer."""

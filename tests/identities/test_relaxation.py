@@ -1,0 +1,87 @@
+"""The lengthened step: exact on one curvature, faster on many, and the usual one where cohorts are noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import RNG, labelled, mlp, plan_of
+
+from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms.relaxation import FACTOR, LAST, begin, factor, relaxed
+from fedhb.likelihood import Categorical
+from fedhb.network import Network
+from fedhb.seeding import Randomness
+
+
+def descend(shares: torch.Tensor, rounds: int, relax: bool, noise: float = 0.0) -> tuple[torch.Tensor, list[float]]:
+    """m0 - m0* after so many rounds that go these shares of the way, and the factors."""
+    gap = torch.ones_like(shares)
+    server, factors = {"m0": gap, **begin([gap])}, []
+    for _ in range(rounds):
+        new = {"m0": server["m0"] - shares * server["m0"] + noise * torch.randn(len(shares), dtype=shares.dtype)}
+        server = new | relaxed(server, new, ["m0"]) if relax else server | new
+        factors.append(server[FACTOR].item())
+    return server["m0"], factors
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.99])
+def test_one_curvature_is_solved_by_the_second_step(share: float) -> None:
+    """omega_1 = 1/a, which ends at the optimum."""
+    gap, factors = descend(torch.full((5,), share, dtype=torch.float64), 2, relax=True)
+    assert factors == [1.0, pytest.approx(1 / share)]
+    assert gap.abs().max() < 1e-15
+
+
+def test_it_is_faster_where_the_data_say_little() -> None:
+    shares = torch.logspace(-2, 0, 50, dtype=torch.float64)
+    plain, longer = (descend(shares, 60, relax)[0].norm() for relax in (False, True))
+    assert longer < 0.7 * plain
+    _, factors = descend(shares, 2000, relax=True)
+    assert all(1.0 <= omega <= 2.0 for omega in factors)
+    assert descend(shares, 2000, relax=True)[0].norm() < 1e-6  # and it converges
+
+
+def test_noise_is_not_lengthened() -> None:
+    """Where each cohort moves m0 about and there is nothing to gain, the step is the usual one."""
+    torch.manual_seed(0)
+    _, factors = descend(torch.full((10_000,), 0.5, dtype=torch.float64), 30, relax=True, noise=10.0)
+    assert factors == [1.0] * 30
+
+
+def test_factors_by_hand() -> None:
+    g = torch.tensor([3.0, 4.0])
+    assert factor(g, torch.zeros(2), 1.7) == 1.0  # nothing to compare with
+    assert factor(g, g, 1.0) == 2.0 and factor(2 * g, g, 1.0) == 2.0  # as far as it goes
+    assert factor(-g, g, 2.0) == 1.0
+    assert factor(torch.tensor([-4.0, 3.0]), g, 1.4) == pytest.approx(1.4)  # neither for nor against
+    assert factor(0.2 * g, g, 1.2) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("update", ["body", "full"])
+def test_the_servers_second_step(update: str) -> None:
+    """The first round is that of the closed form; the second moves m0 and the head omega times as far. None of it is sent."""
+    network = Network(mlp(4, 6, 3))
+    clients = labelled(6, 7)
+    problem = Problem(network, Categorical(3), Federation(2, 13, 3))
+    plain, longer = NIW(update=update), NIW(update=update, relax=True)
+    server, other = (one.start(problem, RNG) for one in (plain, longer))
+    assert plain.broadcast(server, [0]).keys() == longer.broadcast(other, [0]).keys()
+    keys = [key for key in ("m0", "head") if key in server]
+    steps = []
+    for number in (1, 2):
+        rng = Randomness(0, number)
+        received = longer.broadcast(other, [0, 1])
+        found, _ = longer.local_update(
+            problem, received, clients, {}, plan_of(epochs=1, lr=0.02, train_head=update == "full"), rng
+        )
+        summary = longer.summarise(problem, received, found, rng)
+        usual = plain.aggregate(problem, {key: other[key] for key in server}, summary, rng)
+        new = longer.aggregate(problem, other, summary, rng)
+        steps.append(torch.cat([usual[key] - other[key] for key in keys]))
+        omega = 1.0 if number == 1 else factor(steps[1], steps[0], 1.0)
+        assert new[FACTOR].item() == pytest.approx(omega) and torch.allclose(new[LAST], steps[-1])
+        for key in keys:
+            torch.testing.assert_close(new[key], other[key] + omega * (usual[key] - other[key]))
+        assert torch.equal(new["V0"], usual["V0"])
+        other = new
+    assert omega > 1.0  # or the second round has shown nothing
