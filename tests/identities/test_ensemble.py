@@ -143,7 +143,7 @@ def test_a_client_is_sent_one_network() -> None:
 def test_prediction_by_the_groups_network_or_by_all(make, update: str) -> None:
     clients, x = labelled(*SIZES), normal(7, 4, seed=1)
     problem = problem_of(make(), clients)
-    preset, ensemble = (Ensemble(num_models=3, mode=mode, update=update) for mode in ("preset", "ensemble"))
+    preset, ensemble = (Ensemble(num_models=3, mode=mode, update=update, noise=0.0) for mode in ("preset", "ensemble"))
     server = preset.start(problem, RNG)
     single = [FedAvg(update=update).predict(problem, one(server, j), x, RNG) for j in range(3)]
     together = torch.stack(single).mean(0)
@@ -161,7 +161,7 @@ def test_prediction_by_the_groups_network_or_by_all(make, update: str) -> None:
 def test_personalisation_tunes_the_groups_network_or_all(update: str) -> None:
     clients, plan = labelled(*SIZES), plan_of(epochs=3, train_head=True)
     problem = problem_of(mlp(4, 5, 3), clients)
-    preset, ensemble = (Ensemble(num_models=3, mode=mode, update=update) for mode in ("preset", "ensemble"))
+    preset, ensemble = (Ensemble(num_models=3, mode=mode, update=update, noise=0.0) for mode in ("preset", "ensemble"))
     server = preset.start(problem, RNG)
     fedavg = FedAvg(update=update)
     tuned = [fedavg.personalise(problem, one(server, j), clients, {}, plan, RNG) for j in range(3)]

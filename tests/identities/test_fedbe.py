@@ -205,7 +205,7 @@ def test_a_client_draws_its_weights_whoever_is_trained_with_it() -> None:
 
 
 def test_a_tensor_that_no_client_moved_stays() -> None:
-    clients, algorithm = labelled(9, 6), FedBE(spread=0.0)
+    clients, algorithm = labelled(9, 6), FedBE(spread=0.0, update="body")
     problem = holding(problem_of(mlp(4, 5, 3), clients), normal(3, 4))
     server = algorithm.start(problem, RNG)
     moved = server["theta"].expand(2, -1).clone()
@@ -244,8 +244,8 @@ def test_without_server_inputs_the_ensemble_predicts(make, update: str) -> None:
 def test_it_says_what_it_does_without_server_inputs() -> None:
     problem = problem_of(mlp(4, 5, 3), labelled(9, 6))
     with pytest.warns(UserWarning, match="--server-share 0.1"):
-        FedBE().start(problem, RNG)
-    assert FedBE().start(holding(problem, normal(3, 4)), RNG).keys() == {"theta"}  # and says nothing with them
+        FedBE(update="body").start(problem, RNG)
+    assert FedBE(update="body").start(holding(problem, normal(3, 4)), RNG).keys() == {"theta"}  # and says nothing with them
 
 
 def test_a_teachers_prediction_does_not_depend_on_the_blocks(monkeypatch) -> None:

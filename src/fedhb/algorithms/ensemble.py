@@ -16,7 +16,7 @@ paper does not say how the K networks begin: they begin as different ones (learn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -37,14 +37,15 @@ class Ensemble(FedAvg):
 
     name: ClassVar[str] = "ensemble"
     each: ClassVar[tuple[str, ...]] = (*PARTS, "group")
-    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.5, "personal_lr": 0.003, "personal_epochs": 15}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     num_models: int = field(default=2, metadata={"help": "K, the networks and groups of clients"})
     mode: str = field(
-        default="ensemble",
+        default="preset",
         metadata={"help": "who predicts and is fine-tuned: the client's group's network, or all: preset or ensemble"},
     )
     noise: float = field(
-        default=0.0,
+        default=0.01,
         metadata={"help": "networks begin at the initial network plus noise of this deviation; 0: as different networks"},
     )
 

@@ -24,7 +24,7 @@ Dirichlet weights count |D_i|, as the FedAvg mean does; theirs do not.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -53,10 +53,11 @@ class FedBE(FedAvg):
     """FedAvg whose average is taught by a Bayesian ensemble of global models."""
 
     name: ClassVar[str] = "fedbe"
-    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     posterior: str = field(default="gaussian", metadata={"help": "over global models: gaussian or dirichlet"})
     num_components: int = field(default=3, metadata={"help": "S, teachers sampled in a round, beside the FedAvg mean"})
-    spread: float = field(default=0.1, metadata={"help": "scales the deviation of the gaussian posterior"})
+    spread: float = field(default=0.3, metadata={"help": "scales the deviation of the gaussian posterior"})
     alpha: float = field(default=1.0, metadata={"help": "concentration of the dirichlet posterior; large is the FedAvg mean"})
     temperature: float = field(default=0.5, metadata={"help": "sharpens the teachers' mean prediction; 1 leaves it"})
     distill_epochs: int = field(default=1, metadata={"help": "epochs of distillation a round; 0 sends the FedAvg mean"})

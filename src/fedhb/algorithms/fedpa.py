@@ -24,7 +24,7 @@ skipping the round. Batch norm's buffers are averaged. The server steps by 1 wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -45,10 +45,11 @@ class FedPA(FedAvg):
     """Posterior averaging: FedAvg whose clients correct their step by the covariance of their own posterior."""
 
     name: ClassVar[str] = "fedpa"
-    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
-    rho: float = field(default=0.01, metadata={"help": "weight of the sample covariance against the identity (shrinkage)"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
+    rho: float = field(default=0.001, metadata={"help": "weight of the sample covariance against the identity (shrinkage)"})
     local_samples: int = field(default=4, metadata={"help": "l, posterior samples of a client in a round; 1 is FedAvg"})
-    burn_in: float = field(default=0.5, metadata={"help": "share of a client's local training before its first sample"})
+    burn_in: float = field(default=0.8, metadata={"help": "share of a client's local training before its first sample"})
     warm_up: int = field(default=0, metadata={"help": "rounds of FedAvg before the first posterior samples"})
     server_lr: float = field(default=1.0, metadata={"help": "the server's step on the averaged delta"})
     server_momentum: float = field(default=0.0, metadata={"help": "momentum of the server's step"})
