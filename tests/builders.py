@@ -115,7 +115,7 @@ def cases() -> dict[str, Any]:
     # prototypes far enough apart for the clients to have different ones
     found["mixture-three"] = Mixture(num_prototypes=3, noise=0.3, update="full", begin="last")
     found["ensemble-preset"] = build("ensemble", {"mode": "preset", "num_models": 3, "update": "full"})
-    found["niw-relaxed"] = fedhb.NIW(relax=True)
+    found["niw-unrelaxed"] = fedhb.NIW(relax=False)
     found["niw-dropout"] = fedhb.NIW(p_do=0.7, num_samples=2)
     printed = {"dof": "full", "kl_weight": 1e-4, "num_samples": 1, "average": 0.0}
     found |= {f"niw-printed-{update}": fedhb.NIW(update=update, **printed) for update in ("body", "full")}

@@ -13,7 +13,7 @@ and the server has a closed form (eq:niw_server_m0_V0), from count, sum_i (m_i -
 
 `dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate"). With
 dof="per_layer" the weights of a tensor share one variance V0/n0, which is learned from the scatter of the m_i and the curvature
-of the clients' losses (evidence.py), and with update="full" the head has a prior too.
+of the clients' losses (evidence.py), the head has a prior too (update="full"), and the server's step may be longer (relaxation.py).
 Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, and a number for each tensor.
 """
 
@@ -42,9 +42,6 @@ from fedhb.seeding import Randomness
 TINY = 1e-12
 """Stands for lambda0 = 0 in the KL of q(phi), whose constant is infinite for a flat prior on mu."""
 
-OWN = ("evidence", LAST, FACTOR)
-"""What the server keeps to itself."""
-
 
 @dataclass(frozen=True)
 class NIW(Bounded, Hierarchical):
@@ -52,18 +49,13 @@ class NIW(Bounded, Hierarchical):
 
     name: ClassVar[str] = "niw"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    average: float = field(
-        default=0.5, metadata={"help": "share of the last steps of a personalisation whose weights are averaged: 0 for none"}
-    )
     num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
     lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
-    relax: bool = field(
-        default=False, metadata={"help": "lengthen the server's step, up to twice, while successive steps agree (relaxation.py)"}
-    )
+    relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
     prior_scale: float = field(
         default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only where the first clients begin"}
     )
@@ -107,10 +99,9 @@ class NIW(Bounded, Hierarchical):
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """m0 = the initial network; V0 by the server's formula without scatter, and per layer n0 prior_scale^2, a weak pull."""
         m0, shared = problem.network.theta.clone(), shared_parts(problem, self.update)
-        if self.relax:
-            shared |= begin([m0, *([shared["head"]] if "head" in shared else [])])
         if self.dof == "per_layer":
             check_sample(problem.likelihood)
+            shared |= begin([m0, *([shared["head"]] if "head" in shared else [])]) if self.relax else {}
             V0 = m0.new_full((len(self._layers(problem)),), self._n0(problem) * self.prior_scale**2)
             return {"m0": m0, "V0": V0, "evidence": V0.new_zeros(4, len(V0), dtype=torch.float64), **shared}
         V0 = self._scale(problem, m0.double(), torch.zeros_like(m0, dtype=torch.float64))
@@ -118,7 +109,7 @@ class NIW(Bounded, Hierarchical):
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """m0 and V0, and what is shared beside them."""
-        return {key: value for key, value in server.items() if key not in OWN}
+        return {key: value for key, value in server.items() if key not in ("evidence", LAST, FACTOR)}
 
     def centre(self, received: Arrays) -> Tensor:
         """m0."""
@@ -221,7 +212,7 @@ class NIW(Bounded, Hierarchical):
                 around = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
                 new["V0"][part] = self._scale(problem, m0, around.clamp_min_(0.0))
         new |= (self._learn(problem, server, summary) if layered else {}) | average_shared(server, summary)
-        return new | relaxed(server, new, [key for key in ("m0", "head") if key in new]) if self.relax else new
+        return new | relaxed(server, new, [key for key in ("m0", "head") if key in new]) if layered and self.relax else new
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
         """u [L], the prior's variance per layer."""
