@@ -115,7 +115,7 @@ def test_clients_in_turn_by_hand(epochs: int, momentum: float) -> None:
                 velocity = momentum * velocity + A[c] @ (theta - w[c])
                 theta = theta - lr * velocity
     plan = plan_of(epochs=epochs, batch_size=8, lr=lr, momentum=momentum)
-    found = rounds(Centralised(), problem, clients, plan, 2)
+    found = rounds(Centralised(update="body", shuffle="client"), problem, clients, plan, 2)
     torch.testing.assert_close(found, theta, rtol=0, atol=1e-13)  # the same sums in another order, numbers below ten
     assert len({tuple(order_of(number)) for number in range(1, 9)}) > 4  # an order for every round
 
@@ -126,7 +126,9 @@ def test_clients_in_turn_approach_the_pooled_optimum_with_small_steps() -> None:
     for lr in (0.04, 0.01):
         plan = plan_of(epochs=1, batch_size=8, lr=lr, momentum=0.0)
         # 8 lr a round, 8 being four times the smallest eigenvalue of the mean: of the start exp(-8) is left
-        gaps.append((rounds(Centralised(), problem, clients, plan, int(1 / lr)) - optimum).norm().item())
+        gaps.append(
+            (rounds(Centralised(update="body", shuffle="client"), problem, clients, plan, int(1 / lr)) - optimum).norm().item()
+        )
     # The bias of incremental gradients goes with the step, here a quarter; the order of the last rounds makes it more or less.
     assert gaps[1] < 0.5 * gaps[0] and gaps[1] < 0.05
 
@@ -134,7 +136,9 @@ def test_clients_in_turn_approach_the_pooled_optimum_with_small_steps() -> None:
 def test_clients_in_turn_forget_all_but_the_last() -> None:
     """With many epochs, theta is the optimum of whoever came last: how the paper's centralised training fails."""
     problem, clients, _, w = quadratic()
-    found = rounds(Centralised(), problem, clients, plan_of(epochs=150, batch_size=8, lr=LR, momentum=0.0), 1)
+    found = rounds(
+        Centralised(update="body", shuffle="client"), problem, clients, plan_of(epochs=150, batch_size=8, lr=LR, momentum=0.0), 1
+    )
     torch.testing.assert_close(found, w[order_of(1)[-1]], rtol=0, atol=1e-9)  # 0.86^150 = 1e-10
 
 
@@ -192,7 +196,7 @@ def test_the_pool_is_augmented_and_spares_batch_norm_single_examples() -> None:
     assert pool.augment == "crop-flip" and len(pool) == 1 and pool.num_examples == 10
     clients, plan = replace(clients, augment=None), plan_of(batch_size=3)
     problem = problem_of(batch_normed(), clients)
-    algorithm = Centralised(shuffle="pooled")
+    algorithm = Centralised(shuffle="pooled", update="body")
     server = algorithm.start(problem, RNG)
     found, _ = algorithm.local_update(problem, server, clients, {}, plan, RNG)
     new = algorithm.aggregate(problem, server, algorithm.summarise(problem, server, found, RNG), RNG)
@@ -201,7 +205,7 @@ def test_the_pool_is_augmented_and_spares_batch_norm_single_examples() -> None:
         torch.testing.assert_close(new[key], found[key][0], rtol=0, atol=1e-15)
         assert not torch.equal(new[key], server[key])
     with pytest.raises(InputError, match="client 1 has a single example"):
-        Centralised().local_update(problem, server, clients, {}, plan, RNG)
+        Centralised(update="body", shuffle="client").local_update(problem, server, clients, {}, plan, RNG)
 
 
 # ---- runs

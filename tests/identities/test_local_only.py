@@ -211,7 +211,7 @@ def test_owners_are_a_fair_sample_of_the_clients() -> None:
 
 def test_before_anybody_owns_a_place_the_initial_network_predicts() -> None:
     clients = labelled(9, 6)
-    problem, algorithm = problem_of(mlp(4, 5, 3), clients), LocalOnly(num_models=1)
+    problem, algorithm = problem_of(mlp(4, 5, 3), clients), LocalOnly(num_models=1, update="body")
     server, x = algorithm.start(problem, RNG), clients.train.x[:5]
     plain = mlp(4, 5, 3)(x.double()).softmax(-1).detach()
     torch.testing.assert_close(algorithm.predict(problem, server, x, RNG), plain, rtol=0, atol=1e-14)

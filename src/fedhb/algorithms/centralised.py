@@ -16,6 +16,7 @@ and towards small clients, whose batches are smaller. "pooled" is what "centrali
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -36,10 +37,11 @@ class Centralised(FedAvg):
     name: ClassVar[str] = "centralised"
     pools: ClassVar[bool] = True
     sends: ClassVar[bool] = False
-    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.5, "personal_lr": 0.003, "personal_epochs": 15}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     weighted: ClassVar[bool] = True  # type: ignore[misc]  # no setting here: there is nothing to weigh
     shuffle: str = field(
-        default="client",
+        default="pooled",
         metadata={"help": "a batch is of one client, clients in turn, or of all participants' examples: client or pooled"},
     )
 

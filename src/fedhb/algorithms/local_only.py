@@ -20,7 +20,7 @@ Sent: nothing. That models reach the server is for the sake of evaluation, and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -53,7 +53,9 @@ class LocalOnly(Stateless):
 
     name: ClassVar[str] = "local"
     sends: ClassVar[bool] = False
-    num_models: int = field(default=20, metadata={"help": "M, local models whose predictions the global one averages"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
+    num_models: int = field(default=50, metadata={"help": "M, local models whose predictions the global one averages"})
 
     def initial(self, problem: Problem, count: int) -> Arrays:
         """The initial network `count` times: theta, the head where it is trained, buffers."""
