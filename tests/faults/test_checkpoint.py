@@ -198,7 +198,7 @@ def test_files_no_longer_needed_are_removed(tmp_path):
 # ---- another configuration
 
 OTHERS = {
-    "learning rate": {"lr": 0.05},
+    "learning rate": {"lr": 0.07},
     "rounds": {"rounds": 7},
     "fraction": {"fraction": 0.4},
     "seed": {"seed": 4},
@@ -276,7 +276,7 @@ def test_the_lock_is_given_back_whatever_happens(tmp_path):
     out = stopped(tmp_path / "run", at=2)
     for _ in range(2):
         with pytest.raises(InputError, match="another configuration"):
-            fit(out, lr=0.05)
+            fit(out, lr=0.07)
     one = RunFolder(out)
     one.lock()
     with pytest.raises(InputError, match="in use"):
