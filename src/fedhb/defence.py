@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
-from fedhb.algorithms.sums import REPORTS, ROWS
+from fedhb.algorithms.sums import REPORTS, ROWS, SOUND
 from fedhb.clients import Clients
 from fedhb.errors import DivergedError, InputError
 from fedhb.seeding import Randomness
@@ -34,9 +34,6 @@ from fedhb.values import filters
 
 DEFAULT = ("refuse", "clip")
 """Where clients differ, filters that drop or trim more lose what few of them know (measured: experiments/hostile)."""
-
-SOUND = "sound"
-"""The key under which an answer says whether all of its numbers were finite; if not, zeros came in their place."""
 
 LEAST = 0.25
 """The share of a round's answers that must be left: of a small cohort, half may be hostile where a fifth of all clients is."""

@@ -15,3 +15,8 @@ class DivergedError(Stopped):
 
 class WorkersError(Stopped):
     """No process is left that could train."""
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in a line: some errors come without a word."""
+    return (str(error) or type(error).__name__).splitlines()[0]

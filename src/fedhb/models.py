@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedhb import nets
 from fedhb.clients import Clients
-from fedhb.errors import InputError
+from fedhb.errors import InputError, reason
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.network import Network, Weights
 from fedhb.values import imported
@@ -42,10 +42,9 @@ def _made(name: str, input_shape: Sequence[int], num_outputs: int, options: Mapp
     except InputError:
         raise
     except (ValueError, OverflowError, RuntimeError, MemoryError) as error:  # numbers beyond sense, or beyond the memory
-        reason = str(error).splitlines()[0]
         given = ", ".join(f"{key}={value}" for key, value in options.items())
         raise InputError(
-            f"model {name!r} cannot be made with {given or 'its defaults'} ({reason}): choose other options"
+            f"model {name!r} cannot be made with {given or 'its defaults'} ({reason(error)}): choose other options"
         ) from None
 
 
@@ -80,8 +79,7 @@ def _num_outputs(network: Network, clients: Clients) -> int:
     try:
         outputs: Tensor = network.outputs(weights, x.unsqueeze(0))
     except Exception as error:  # the user's own code: anything may go wrong in it
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason}") from None
+        raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason(error)}") from None
     if outputs.ndim != 3:
         raise InputError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for 2 inputs: give [batch, outputs]")
     return outputs.shape[-1]

@@ -19,7 +19,7 @@ from fedhb.algorithms import Algorithm, Federation, Plan
 from fedhb.algorithms.base import Arrays
 from fedhb.clients import Scaling
 from fedhb.engine.folder import RunFolder
-from fedhb.errors import InputError
+from fedhb.errors import InputError, reason
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.models import make_model
 from fedhb.run import Run, one_thread
@@ -180,8 +180,9 @@ def try_out(folder: RunFolder, arrays: Sequence[Arrays], predict: Callable[[Tens
     except InputError:
         raise
     except _NONSENSE as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{folder.path}: its arrays do not fit its network ({reason}): restore it, or train again") from None
+        raise InputError(
+            f"{folder.path}: its arrays do not fit its network ({reason(error)}): restore it, or train again"
+        ) from None
     if not torch.isfinite(found).all():
         raise InputError(f"{folder.path}: it predicts NaN or infinity: restore it, or train again")
 

@@ -29,9 +29,10 @@ def begin(vectors: list[Tensor]) -> Arrays:
 
 def relaxed(server: Arrays, new: Arrays, keys: list[str]) -> Arrays:
     """The new vectors under these keys moved on along their step, and what is kept for the next one."""
-    g, before = torch.cat([new[key] - server[key] for key in keys]), server[LAST]
-    omega = factor(g, before, server[FACTOR].item())
-    moved = {key: server[key] + omega * (new[key] - server[key]) for key in keys} if omega != 1.0 else {}
+    steps = {key: new[key] - server[key] for key in keys}
+    g = torch.cat(list(steps.values()))
+    omega = factor(g, server[LAST], server[FACTOR].item())
+    moved = {key: server[key] + omega * step for key, step in steps.items()} if omega != 1.0 else {}
     return moved | {LAST: g, FACTOR: torch.full_like(server[FACTOR], omega)}
 
 

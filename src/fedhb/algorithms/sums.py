@@ -81,6 +81,9 @@ def step(reference: Tensor, difference: Tensor) -> Tensor:
 ROWS = "rows of"
 """The key of the clients' ids where answers are gathered, one row each, instead of summed."""
 
+SOUND = "sound"
+"""The key under which an answer says whether all of its numbers were finite; if not, zeros came in their place."""
+
 
 def add(total: Arrays | None, part: Arrays) -> Arrays:
     """The sum of two summaries in float64, in place of the first; answers that are gathered are put one below the other."""
@@ -99,5 +102,5 @@ def num_bytes(arrays: Mapping[str, Tensor]) -> int:
     The few numbers reported beside them (loss, KL, examples) are not counted, nor a client's group and id, which the
     server knows.
     """
-    uncounted = (*REPORTS, "examples", "group", ROWS, "sound")
+    uncounted = (*REPORTS, "examples", "group", ROWS, SOUND)
     return sum(a.numel() * a.element_size() for key, a in arrays.items() if key not in uncounted)

@@ -43,10 +43,9 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     dataset, epochs = dataset_of(chosen.dataset), list(settings.get("epochs", ()))
     until = 0.5 if epochs else 0.9
     found = train(chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, until)])
-    clients = make_clients(chosen, dataset)[0] if epochs else None
+    clients, _ = make_clients(chosen, dataset)
     after = {}
     for k, count in enumerate(epochs):
-        assert clients is not None
         tell(until + (1.0 - until) * k / len(epochs), f"personalisation, {count} epochs")
         after[str(count)] = found.evaluate(clients, chosen.evaluate_on, epochs=count)["personalised"]
     return {
