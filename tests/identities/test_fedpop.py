@@ -147,13 +147,13 @@ def test_batch_norm_joins_single_examples_in_the_chain_too() -> None:
 def test_with_heads_pinned_to_the_mean_it_is_fedavg_of_the_body(make) -> None:
     module, clients = make(), labelled(9, 6, 4, 7, 8)
     options = {"rounds": 3, "fraction": 0.6, "local_epochs": 2, "batch_size": 4, "seed": 2, "progress": False}
-    pinned = fedhb.fit(module, clients, FedPop(prior_scale=1e-9), **options).state.server
+    pinned = fedhb.fit(module, clients, FedPop(update="body", prior_scale=1e-9), **options).state.server
     fedavg = fedhb.fit(module, clients, FedAvg(update="body"), **options).state.server
     assert pinned.keys() == fedavg.keys()
     for key in fedavg:
         # The heads deviate by 1e-9 or less.
         torch.testing.assert_close(pinned[key], fedavg[key], rtol=0, atol=1e-6)
-    free = fedhb.fit(module, clients, FedPop(prior_scale=0.1), **options).state.server
+    free = fedhb.fit(module, clients, FedPop(update="body", prior_scale=0.1), **options).state.server
     assert (free["theta"] - fedavg["theta"]).abs().max() > 1e-2
 
 

@@ -13,7 +13,7 @@ The body theta is common to all clients, a point; client i's head z_i is a rando
 eta/2 |D_i| = lr: the drift is a step of SGD, without momentum, on the mean loss. The prior acts implicitly, as everywhere
 (local.py): stable for every s. Each minibatch of the body draws one of the kept heads: an unbiased gradient of their average.
 mu_z is the initial head (update="body"), or learnt (update="full"): the mean by size of the clients' posterior means, the M-step
-of the population model. s is 0.03 and not 1 as in the authors' code: most directions of a head the data leave open, there the
+of the population model. s is 0.1, tuned, and not 1 as in the authors' code: most directions of a head the data leave open, there the
 noise makes z_i deviate by s, and the larger s, the less does the body fit mu_z, the head of a client that never took part.
 
 Global prediction: a client that took part uses its own kept heads, which it remembers; any other the population's mean mu_z.
@@ -27,6 +27,7 @@ around the initial head instead of N(0, 1).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -48,9 +49,10 @@ class FedPop(FedAvg):
     """A common body under heads that are sampled."""
 
     name: ClassVar[str] = "fedpop"
-    update: str = field(default="body", metadata={"help": "what is learnt: body, or full (and the mean mu_z of the heads)"})
-    prior_scale: float = field(default=0.03, metadata={"help": "s: deviation of the clients' heads around mu_z"})
-    head_epochs: int = field(default=2, metadata={"help": "epochs of a chain"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
+    update: str = field(default="full", metadata={"help": "what is learnt: body, or full (and the mean mu_z of the heads)"})
+    prior_scale: float = field(default=0.1, metadata={"help": "s: deviation of the clients' heads around mu_z"})
+    head_epochs: int = field(default=4, metadata={"help": "epochs of a chain"})
     burn_in: float = field(default=0.5, metadata={"help": "share of a chain that is dropped"})
     num_heads: int = field(default=5, metadata={"help": "heads kept of a chain"})
     noise: float = field(default=1.0, metadata={"help": "multiplies the chain's noise: 1 samples the posterior, 0 only climbs"})

@@ -11,18 +11,21 @@ from fedhb.errors import InputError
 
 
 def convnet(input_shape: Sequence[int], num_outputs: int) -> nn.Sequential:
-    """Two 3x3 convolutions (16 and 32 channels, padding 1), each with ReLU and 2x2 max pooling, and a linear head."""
+    """Two 3x3 convolutions (16 and 32 channels, padding 1), each with 2x2 max pooling and ReLU, and a linear head.
+
+    The maximum of rectified values is the rectified maximum: ReLU after the pooling gives the same numbers from a quarter of them.
+    """
     if len(input_shape) != 3:
         raise InputError(f"a convnet needs images [channels, height, width], not inputs of shape {tuple(input_shape)}: use mlp")
     channels, height, width = input_shape
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(channels, 16, 3, padding=1),
-            relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
             conv2=nn.Conv2d(16, 32, 3, padding=1),
-            relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
             flatten=nn.Flatten(),
             head=nn.Linear(32 * (height // 4) * (width // 4), num_outputs),
         )

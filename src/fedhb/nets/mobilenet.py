@@ -47,6 +47,6 @@ def _convolution(inside: int, outside: int, kernel: int, stride: int = 1, paddin
         OrderedDict(
             conv=nn.Conv2d(inside, outside, kernel, stride=stride, padding=padding, groups=groups, bias=False),
             norm=nn.BatchNorm2d(outside),
-            relu=nn.ReLU(),
+            relu=nn.ReLU(inplace=True),  # batch norm needs its input again, not its output
         )
     )
