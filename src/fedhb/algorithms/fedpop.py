@@ -13,7 +13,7 @@ The body theta is common to all clients, a point; client i's head z_i is a rando
 eta/2 |D_i| = lr: the drift is a step of SGD, without momentum, on the mean loss. The prior acts implicitly, as everywhere
 (local.py): stable for every s. Each minibatch of the body draws one of the kept heads: an unbiased gradient of their average.
 mu_z is the initial head (update="body"), or learnt (update="full"): the mean by size of the clients' posterior means, the M-step
-of the population model. s is 0.1, tuned, and not 1 as in the authors' code: most directions of a head the data leave open, there the
+of the population model. s is 0.1 and not 1 as in the authors' code: most directions of a head the data leave open, there the
 noise makes z_i deviate by s, and the larger s, the less does the body fit mu_z, the head of a client that never took part.
 
 Global prediction: a client that took part uses its own kept heads, which it remembers; any other the population's mean mu_z.

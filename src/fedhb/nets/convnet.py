@@ -13,7 +13,7 @@ from fedhb.errors import InputError
 def convnet(input_shape: Sequence[int], num_outputs: int) -> nn.Sequential:
     """Two 3x3 convolutions (16 and 32 channels, padding 1), each with 2x2 max pooling and ReLU, and a linear head.
 
-    The maximum of rectified values is the rectified maximum: ReLU after the pooling gives the same numbers from a quarter of them.
+    The maximum of rectified values is the rectified maximum: ReLU after the pooling gives the same from a quarter of them.
     """
     if len(input_shape) != 3:
         raise InputError(f"a convnet needs images [channels, height, width], not inputs of shape {tuple(input_shape)}: use mlp")
