@@ -84,6 +84,31 @@ def test_hold_out_clients_and_gates_are_recorded(tmp_path):
     assert "novel clients, personalisation: accuracy" in text and "mixtures: global accuracy by gate" in text
 
 
+def test_global_prediction_without_what_clients_remember(tmp_path):
+    """FedPop's clients predict with their own heads; without them with mu_z. For the others nothing changes."""
+    write(tmp_path, settings("table", '[cells.c]\ndataset = "digits"', "fedpop = {}\npfedbayes = {}\nniw = {}"), printed="")
+    experiment, records = complete(tmp_path)
+    records = [r for r in records if r["key"]["seed"] == records[0]["key"]["seed"]]
+    of = {r["key"]["variant"]: r for r in records}
+    assert "population" not in of["niw"]["result"] and "population" not in of["pfedbayes"]["result"]
+    chosen = cells.settings_of(experiment.settings, of["fedpop"]["key"])
+    run = train(chosen, None, progress=False)
+    clients, _ = make_clients(chosen)
+    found = []
+    for k in range(len(clients)):
+        x, y = clients.test.examples(k)
+        found.append(run.problem.likelihood.metrics(run.algorithm.predict(run.problem, run.state.server, x, run.rng), y)["nll"])
+    result = of["fedpop"]["result"]
+    assert result["population"]["nll"] == pytest.approx(sum(found) / len(found))
+    assert result["population"]["nll"] != result["global"]["nll"]
+    assert table.of_task(result, "population") == result["population"]
+    assert table.of_task(of["niw"]["result"], "population") == of["niw"]["result"]["global"]
+    text = shown(table.tables(experiment.settings, [], records))
+    assert "global prediction without what clients remember: nll" in text
+    without = text[text.index("global prediction without what clients remember: nll") :]
+    assert f"{result['population']['nll']:.3f}" in without and f"{of['niw']['result']['global']['nll']:.3f}" in without
+
+
 def test_gates_by_hand():
     """Two prototypes far apart: the oracle takes the one that fits, equal shares take their mean."""
     chosen = Settings(

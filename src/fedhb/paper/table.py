@@ -2,7 +2,8 @@
 
 The result of a key: the metrics of both tasks (means over clients, last round) and of hold-out clients, the mean over rounds of
 the prior's share of the clients' objective, bytes, seconds, the data set's title and the hashes of its files; for a mixture also
-its global prediction under other gates, and where settings.toml has `clean`, global prediction on the images of that data set.
+its global prediction under other gates, for a method whose clients predict with what they remember also its prediction without it
+(`population`), and where settings.toml has `clean`, global prediction on the images of that data set.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from typing import Any
 from rich.table import Table
 
 from fedhb import data
-from fedhb.experiment import train
+from fedhb.engine.store import ClientStore
+from fedhb.evaluation.evaluate import global_metrics, mean
+from fedhb.experiment import make_clients, train
 from fedhb.figures import Figure
 from fedhb.paper import clean, gates, pictures, ranks
 from fedhb.paper.cells import Key, Tell, Told, dataset_of, resolved, settings_of, work
+from fedhb.run import Run, one_thread
+from fedhb.settings import Settings
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
 
@@ -28,6 +33,7 @@ METRICS = (("accuracy", 100, 2), ("nll", 1, 3), ("ece", 1, 3))
 
 NAMES = {
     "global": "global prediction",
+    "population": "global prediction without what clients remember",
     "clean": "global prediction of images as they are, which no client has",
     "personalised": "personalisation",
     "holdout_global": "novel clients, global prediction",
@@ -56,8 +62,31 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     if settings.get("clean"):
         tell(0.95, f"training images of {settings['clean']}")
         result["clean"] = clean.metrics(found, data.load(settings["clean"]))
-    other = gates.metrics(found, chosen, dataset_of(chosen.dataset))
-    return result | ({"gates": other} if other else {})
+    others = {
+        "gates": gates.metrics(found, chosen, dataset_of(chosen.dataset)),
+        "population": population(found, chosen),
+    }
+    return result | {name: other for name, other in others.items() if other}
+
+
+def population(run: Run, settings: Settings) -> dict[str, float]:
+    """The metrics of the global prediction by the server's state alone; nothing where clients add nothing of their own to it.
+
+    A client of FedEM or FedPop that took part predicts with its own mixture weights or heads: a personal model, among the others'
+    global ones.
+    """
+    clients, _ = make_clients(settings, dataset_of(settings.dataset))
+    if not run.algorithm.remember(run.problem, clients.select([0])):
+        return {}
+    with one_thread():
+        each = global_metrics(run.problem, run.algorithm, run.state.server, clients, ClientStore(), run.rng, settings.evaluate_on)
+    found = mean(each)
+    return found if found != run.result["global"] else {}
+
+
+def of_task(result: Mapping[str, Any], task: str) -> Mapping[str, float] | None:
+    """The metrics of a task; where clients remember nothing, their global prediction is that of the population."""
+    return result.get(task) or (result.get("global") if task == "population" else None)
 
 
 def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Table]:
@@ -129,7 +158,7 @@ def seeds_of(records: Sequence[Record]) -> str:
 
 def ours(records: Sequence[Record], task: str, metric: str, factor: float, digits: int, name_seeds: bool) -> str:
     """Mean ± deviation over seeds, which are named where those of others differ; * where settings have changed since."""
-    values = [factor * r["result"][task][metric] for r in records if r["result"].get(task)]
+    values = [factor * found[metric] for r in records if (found := of_task(r["result"], task))]
     star = "*" if any(r.get("stale") for r in records) else ""
     named = f" ({seeds_of(records)})" if name_seeds else ""
     text = f"{spread(values, digits)}{star}{named}" if values else ""
@@ -176,8 +205,9 @@ def ranked(variants: Sequence[str], task: str, records: Sequence[Record]) -> tup
     scores: dict[tuple[str, int], dict[str, float]] = {}
     for r in records:
         diverged = "diverged" in r["result"]  # the worst of its block
-        if (r["result"].get(task) or diverged) and not r.get("stale"):
-            score = -math.inf if diverged else r["result"][task]["accuracy"]
+        mine = of_task(r["result"], task)
+        if (mine or diverged) and not r.get("stale"):
+            score = mine["accuracy"] if mine and not diverged else -math.inf
             scores.setdefault((r["key"]["cell"], r["key"]["seed"]), {})[r["key"]["variant"]] = score
     names = [v for v in variants if any(v in block for block in scores.values())]
     blocks = [[block[v] for v in names] for block in scores.values() if all(v in block for v in names)]
