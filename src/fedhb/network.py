@@ -140,6 +140,11 @@ class Network:
         self.theta = _flatten(tensors, self.body_slots, self.dtype)
         self.head = _flatten(tensors, self.head_slots, self.dtype)
         self.buffers = _flatten(tensors, self.buffer_slots, self.dtype)
+        self._counters = tuple(n for n, b in self.module.named_buffers() if not b.is_floating_point())
+        self._ties = any(  # looking for shared tensors at every step would cost more than small layers do
+            len(list(named(remove_duplicate=False))) > len(list(named()))
+            for named in (self.module.named_parameters, self.module.named_buffers)
+        )
         self._stack = Stack.of(self.module)
         self._convolves = any(isinstance(m, nn.Conv2d) for m in self.module.modules())
         self._innermost: bool | None = None  # not known before the first images
@@ -258,7 +263,9 @@ class Network:
         x = self.scaling(x, self.dtype)
         if x.ndim != 5 or not self._convolves:
             return x
-        innermost = x.movedim(2, -1).contiguous().movedim(-1, 2)
+        last = x.movedim(2, -1).contiguous()
+        # viewed anew: a single channel would keep the strides of images as usual, by which torch chooses
+        innermost = last.flatten(2).unflatten(2, last.shape[2:]).movedim(-1, 2)
         if self._innermost is None:
             self._innermost = self._takes(innermost[0, :2])
         return innermost if self._innermost else x.contiguous()
@@ -285,7 +292,7 @@ class Network:
         self.module.eval()
         if self._stack is not None:
             return self._stack.outputs(self._stack.bind(self._views(weights.theta, weights.head), count, {}), x)
-        return torch.stack([functional_call(self.module, self._tensors(weights, c), (x[c],)) for c in range(count)])
+        return torch.stack([self._evaluate(self._tensors(weights, c), x[c]) for c in range(count)])
 
     def bind(self, weights: Weights, gradient: Tensor, head_gradient: Tensor | None) -> Bound:
         """These weights of C clients with the places of their gradients, [C, d] and [C, h] (None: the head is not trained)."""
@@ -296,9 +303,13 @@ class Network:
         return body | {s.name: s.of(head.detach()) for s in self.head_slots}
 
     def _tensors(self, weights: Weights, c: int) -> dict[str, Tensor]:
-        buffers = {s.name: s.of(weights.buffers[c]) for s in self.buffer_slots}
-        counters = {n: b.clone() for n, b in self.module.named_buffers() if not b.is_floating_point()}  # no client's step stays
-        return self._views(weights.theta[c], weights.head[c]) | buffers | counters
+        return self._views(weights.theta[c], weights.head[c]) | {s.name: s.of(weights.buffers[c]) for s in self.buffer_slots}
+
+    def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The module's outputs with these tensors as its own. Its counters of batches are copies: no client's step stays."""
+        counters = {name: self.module.get_buffer(name).clone() for name in self._counters}
+        outputs: Tensor = functional_call(self.module, tensors | counters, (x,), tie_weights=self._ties)
+        return outputs
 
 
 class Bound:
@@ -306,11 +317,21 @@ class Bound:
 
     def __init__(self, network: Network, weights: Weights, gradient: Tensor, head_gradient: Tensor | None):
         self.network, self.weights = network, weights
+        self.vectors = [gradient] if head_gradient is None else [gradient, head_gradient]
         self.places = {s.name: s.of(gradient) for s in network.body_slots}
         if head_gradient is not None:
             self.places |= {s.name: s.of(head_gradient) for s in network.head_slots}
         stack, views = network._stack, network._views(weights.theta, weights.head)
         self._layers = None if stack is None else stack.bind(views, len(weights.theta), self.places)
+        self._clients: dict[int, tuple[dict[str, Tensor], list[Tensor], list[Tensor]]] = {}
+
+    def _client(self, c: int) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+        """The tensors of client c, those of them that are trained, and the places of their gradients."""
+        if c not in self._clients:
+            tensors = self.network._tensors(self.weights, c)
+            leaves = [tensors[name].requires_grad_() for name in self.places]
+            self._clients[c] = tensors, leaves, [place[c] for place in self.places.values()]
+        return self._clients[c]
 
     def differentiate(
         self,
@@ -346,15 +367,19 @@ class Bound:
             outputs = Stack.outputs(self._layers, x, tape)
             Stack.backward(self._layers, tape, slope(outputs, None), keep, scale)
             return
+        # torch.manual_seed would format the stack for each kind of device that may be initialised later
+        reseed = torch.default_generator.manual_seed if network.device.type == "cpu" else torch.manual_seed
         for c, (count, seed) in enumerate(zip(counts, seeds, strict=True)):
-            tensors = network._tensors(self.weights, c)
-            leaves = [tensors[name].requires_grad_() for name in self.places]
+            tensors, leaves, places = self._client(c)
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                outputs = functional_call(network.module, tensors, (x[c, :count],)).unsqueeze(0)
+                reseed(seed)
+                outputs = network._evaluate(tensors, x[c, :count]).unsqueeze(0)
             grads = torch.autograd.grad(outputs, leaves, slope(outputs.detach(), c))
-            for place, grad in zip(self.places.values(), grads, strict=True):
-                accumulate(place[c], grad, keep, scale)
+            if keep not in (0.0, 1.0):  # once for all places, which are the parts of these vectors
+                for vector in self.vectors:
+                    vector[c].mul_(keep)
+            for place, grad in zip(places, grads, strict=True):
+                accumulate(place, grad, 1.0 if keep else 0.0, scale)
 
 
 def _slots(tensors: Sequence[tuple[str, Tensor]]) -> tuple[Slot, ...]:
