@@ -605,3 +605,13 @@ def test_images_come_with_their_channels_innermost_where_the_module_takes_them_s
         found[flat] = network.outputs(weights, x), *gradients(network, weights, prepared, labels(2, 5))
     for one, other in zip(found["view"], found["flatten"], strict=True):
         torch.testing.assert_close(one, other, **EXACT)
+
+
+def test_grey_images_too():
+    """With one channel both orders are contiguous, and a convolution keeps the order that the strides say."""
+    with seeded():
+        conv = torch.nn.Conv2d(1, 4, 3)
+        network = Network(torch.nn.Sequential(conv, torch.nn.Flatten(), torch.nn.Linear(4 * 4 * 3, 2)))
+    prepared = network.prepare(normal(2, 5, 1, 6, 5).float())
+    assert prepared[0].stride() == (30, 1, 5, 1)
+    assert conv(prepared[0]).stride()[1] == 1

@@ -181,7 +181,7 @@ def test_the_round_by_hand() -> None:
     """What a client finds is its M-step after its E-step from its own pi; the server averages participants alone, by size."""
     clients, plan = labelled(9, 6, 3), plan_of(epochs=2)
     problem = problem_of(batch_normed(), clients)
-    algorithm = FedEM()
+    algorithm = FedEM(update="body")
     server = algorithm.start(problem, RNG)
     received = algorithm.broadcast(server, [0, 1, 2])
     assert received.keys() == {"theta", "buffers"}
@@ -321,7 +321,7 @@ def test_equal_learners_are_refused() -> None:
     nn.init.zeros_(module.weight)  # a start that is right for a regression, and wrong for a mixture of them
     problem = problem_of(module, labelled(9, shape=(3,)))
     with pytest.raises(fedhb.InputError, match=r"fedem\.noise"):
-        FedEM(num_learners=2).start(problem, RNG)
+        FedEM(num_learners=2, noise=0.0).start(problem, RNG)
     assert len(FedEM(num_learners=2, noise=0.01).start(problem, RNG)["theta"].unique(dim=0)) == 2
     assert torch.equal(FedEM(num_learners=1).start(problem, RNG)["theta"], torch.zeros(1, 3, dtype=torch.float64))
 
@@ -340,7 +340,7 @@ def test_it_tells_two_kinds_of_clients_apart() -> None:
     clients = Clients.from_arrays(*pairs, num_classes=10, standardise=True)
     module = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))).float()
     options: dict[str, Any] = {"rounds": 15, "fraction": 0.5, "local_epochs": 3, "batch_size": 20, "personal_epochs": 1}
-    run = fedhb.fit(module, clients, FedEM(num_learners=2, update="full"), progress=False, **options)
+    run = fedhb.fit(module, clients, FedEM(num_learners=2, update="full", noise=0.0), progress=False, **options)
     assert run.result["global"]["accuracy"] > 0.75  # 0.5 at best for one network
     pi = torch.stack([run.state.store.memories[k]["pi"] for k in range(8)])
     assert len(set(pi[0::2].argmax(1).tolist())) == 1 and len(set(pi[1::2].argmax(1).tolist())) == 1

@@ -18,11 +18,14 @@ Sent: M d down, M d and the M numbers pi_i up.
 From the authors' code it differs in this: the mean is over the round's participants (there over all clients, idle ones counted
 with the old learners, which damps each round by the fraction); momentum begins anew each round (there it outlives the weights
 it belongs to); the M learners of a client see the same minibatches; learners begin as learners.py says, not from M seeds.
+
+The tuned `noise` lets the learners begin nearly equal, and where clients differ in the shares of their labels alone they stay so:
+FedAvg. Where clients are of several kinds (the same x with other y), noise=0, different networks, is what tells them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, ClassVar
@@ -48,10 +51,11 @@ class FedEM(FedAvg):
     """A mixture of shared learners with each client's own weights."""
 
     name: ClassVar[str] = "fedem"
-    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     num_learners: int = field(default=3, metadata={"help": "M, the shared networks"})
     noise: float = field(
-        default=0.0,
+        default=0.001,
         metadata={"help": "learners begin at the initial network plus noise of this deviation; 0: as different networks"},
     )
     pi_steps: int = field(default=10, metadata={"help": "E-steps by which personalisation finds a client's weights"})
