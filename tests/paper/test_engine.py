@@ -131,6 +131,24 @@ def test_recorded_work_is_not_done_again(tmp_path, monkeypatch):
     assert watcher.todo == 0 and len(now.records) == 2
 
 
+def test_a_run_that_another_table_has_is_taken_from_there(tmp_path, monkeypatch):
+    write(tmp_path)
+    _, first = complete(tmp_path, algorithms=["fedavg"], cells=["one"])
+    other = SETTINGS.replace("[cells.one]", '[cells."the same"]').replace("fedavg = {}", '"other name" = {algorithm = "fedavg"}')
+    write(tmp_path, other, name="other", printed="")
+    write(tmp_path, "kind = 'table'\n[", name="broken", printed="")
+    experiment = experiments.load(tmp_path, "other")
+    keys = experiments.choose(experiment, cells=["the same"], algorithms=["other name"])
+    monkeypatch.setattr(table, "run", lambda *arguments: pytest.fail("another table has it"))
+    watcher, now = complete(tmp_path, name="other", cells=["the same"], algorithms=["other name"])
+    assert watcher.todo == 0 and [r["result"] for r in now.records] == [r["result"] for r in first.records]
+    assert [r["key"] for r in now.records] == keys and {r["of"] for r in now.records} == {"small"}
+    assert now.records[0]["command"] == first.records[0]["command"]
+    changed = replace(experiment, settings={**experiment.settings, "common": {**experiment.settings["common"], "lr": 0.01}})
+    with pytest.raises(pytest.fail.Exception):
+        engine.complete(changed, keys, 1, Silent())
+
+
 def test_a_line_cut_short_is_passed_over_and_hurts_no_other(tmp_path):
     path = tmp_path / "records.jsonl"
     records.append(path, {"key": {"seed": 0}})

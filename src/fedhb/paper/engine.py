@@ -16,7 +16,7 @@ from fedhb import data
 from fedhb.api import versions
 from fedhb.errors import InputError
 from fedhb.paper import cells, records
-from fedhb.paper.experiments import Experiment
+from fedhb.paper.experiments import KINDS, Experiment, load, names
 from fedhb.paper.jobs import Job, perform
 from fedhb.paper.records import Key, identity
 from fedhb.paper.scale import parse
@@ -88,7 +88,12 @@ def lacking(settings: Sequence[Mapping[str, Any]], remedies: bool = True) -> dic
 def complete(
     experiment: Experiment, keys: Sequence[Key], processes: int, watcher: Watcher, command: Callable[[Key], str] | None = None
 ) -> Standing:
-    """Run what has no valid record; where it stands then. `command` is told in a record: what makes it again."""
+    """Run what has no valid record, here or in another table; where it stands then.
+
+    `command` is told in a record: what makes it again.
+    """
+    for record in lent(experiment, standing(experiment, keys)):
+        records.append(experiment.path / "records.jsonl", record)
     now = standing(experiment, keys)
     missing = now.missing
     absent = lacking([now.settings[identity(key)] for key in missing])
@@ -116,6 +121,26 @@ def complete(
     with contextlib.suppress(OSError):  # it is not empty where other work has been begun
         (experiment.path / UNFINISHED).rmdir()
     return standing(experiment, keys)
+
+
+def lent(experiment: Experiment, now: Standing) -> list[dict[str, Any]]:
+    """The records that other tables have of what is missing here: the same settings give the same result.
+
+    They keep the command that made them, and say whose they were (`of`).
+    """
+    others: list[tuple[str, dict[str, Any]]] = []
+    if experiment.kind.__name__ == KINDS["table"] and now.missing:
+        for name in names(experiment.path.parent):
+            with contextlib.suppress(InputError):  # a mistake in another table's settings is not this one's
+                if name != experiment.name and load(experiment.path.parent, name).settings.get("kind") == "table":
+                    others += [(name, record) for record in records.read(experiment.path.parent / name / "records.jsonl")]
+    found = []
+    for key in now.missing:
+        for name, record in reversed(others):  # the newest
+            if "result" in record and not records.changed(record, now.settings[identity(key)], cells.default):
+                found.append({**record, "key": dict(key), "of": record.get("of", name)})
+                break
+    return found
 
 
 def paper_command(name: str, key: Key) -> str:

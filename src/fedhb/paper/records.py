@@ -1,8 +1,8 @@
 """Records: finished work, a JSON line each, appended and kept for ever.
 
-A record is {"key", "result", "settings", "seconds", "commit", "versions", "command"}. Its `settings` are everything that the
-result depends on, resolved. It is stale where these are no longer the present ones; then the work is done again. A setting that
-did not exist when the record was made makes it stale only if it is not at its default.
+A record is {"key", "result", "settings", "seconds", "commit", "versions", "command"}, and {"of"} where another table lent it. Its
+`settings` are everything that the result depends on, resolved. It is stale where these are no longer the present ones; then the
+work is done again. A setting that did not exist when the record was made makes it stale only if it is not at its default.
 """
 
 from __future__ import annotations
