@@ -19,9 +19,8 @@ From the authors' code it differs in this: the mean is over the round's particip
 with the old learners, which damps each round by the fraction); momentum begins anew each round (there it outlives the weights
 it belongs to); the M learners of a client see the same minibatches; learners begin as learners.py says, not from M seeds.
 
-With the tuned `noise` learners begin nearly equal; where clients differ in the shares of their labels alone, all use them alike to the
-end (an effective number of 2.99 of 3 on Fashion-MNIST). Where clients are of several kinds (the same x with other y), noise=0,
-different networks, is what tells them apart.
+The tuned `noise`, 0.001, is for clients that differ in the shares of their labels. Where they are of several kinds (the same x with
+other y), learners that begin so near each other may not part; noise=0, different networks, tells the kinds apart.
 """
 
 from __future__ import annotations
