@@ -19,7 +19,7 @@ From the authors' code it differs in this: the mean is over the round's particip
 with the old learners, which damps each round by the fraction); momentum begins anew each round (there it outlives the weights
 it belongs to); the M learners of a client see the same minibatches; learners begin as learners.py says, not from M seeds.
 
-The tuned `noise`, 0.001, is for clients that differ in the shares of their labels. Where they are of several kinds (the same x with
+The tuned `noise`, 0.001, is for clients that differ in the shares of their labels. Where they are of several kinds (the same x,
 other y), learners that begin so near each other may not part; noise=0, different networks, tells the kinds apart.
 """
 
