@@ -90,8 +90,7 @@ def of_task(result: Mapping[str, Any], task: str) -> Mapping[str, float] | None:
 
 
 def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Table]:
-    """Accuracy beside the printed one, NLL, ECE; mean ranks; and the gates of mixtures."""
-    found = []
+    """Accuracy beside the printed one, NLL, ECE: a table for each, with the cells in it, or for one cell all in one; ranks."""
     cells = _in_order(settings["cells"], [r["key"]["cell"] for r in records], [row["cell"] for row in printed])
     variants = _in_order(settings["variants"], [r["key"]["variant"] for r in records], [row["algorithm"] for row in printed])
     lost = ["global"] if any("diverged" in r["result"] for r in records) else []
@@ -99,29 +98,33 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
     tasks = [task for task in NAMES if task in used]
     of_cell = {cell: [r for r in records if r["key"]["cell"] == cell] for cell in cells}
     seeds = {cell: sets_of_seeds(mine) for cell, mine in of_cell.items()}
-    labels = {cell: label(mine, seeds[cell]) for cell, mine in of_cell.items()}
+    labels = {cell: f"{cell}{label(mine, seeds[cell])}" for cell, mine in of_cell.items()}
+
+    def text(cell: str, variant: str, task: str, metric: str, factor: float, digits: int) -> str:
+        mine = [r for r in of_cell[cell] if r["key"]["variant"] == variant]
+        own = ours(mine, task, metric, factor, digits, name_seeds=len(seeds[cell]) > 1)
+        name = cell, variant, task, metric
+        theirs = [row for row in printed if (row["cell"], row["algorithm"], row["task"], row["metric"]) == name]
+        return "\n".join(filter(None, (own, *(as_printed(row, digits) for row in theirs))))
+
+    found: dict[str, dict[str, list[str]]] = {}  # title -> head of a column -> its texts
     for task in [*tasks, *dict.fromkeys(row["task"] for row in printed if row["task"] not in tasks)]:
-        for metric, factor, digits in METRICS:
-            table = Table(
-                "", *(f"{cell}{labels[cell]}" for cell in cells), title=f"{NAMES.get(task, task)}: {metric}", show_lines=True
-            )
-            filled = False
-            for variant in variants:
-                texts = []
-                for cell in cells:
-                    mine = [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
-                    theirs = [
-                        row
-                        for row in printed
-                        if (row["cell"], row["algorithm"], row["task"], row["metric"]) == (cell, variant, task, metric)
-                    ]
-                    own = ours(mine, task, metric, factor, digits, name_seeds=len(seeds[cell]) > 1)
-                    texts.append("\n".join(filter(None, (own, *(as_printed(row, digits) for row in theirs)))))
-                filled = filled or any(texts)
-                table.add_row(variant, *texts)
-            if filled:
-                found.append(table)
-    return found + rank_table(variants, tasks, records) + gate_table(records)
+        for metric, *how in METRICS:
+            columns = {labels[cell]: [text(cell, variant, task, metric, *how) for variant in variants] for cell in cells}
+            if not any(any(column) for column in columns.values()):
+                continue
+            name = NAMES.get(task, task)
+            if len(cells) == 1:
+                found.setdefault(f"{name}: {labels[cells[0]]}", {})[metric] = columns[labels[cells[0]]]
+            else:
+                found[f"{name}: {metric}"] = columns
+    shown = []
+    for title, columns in found.items():
+        table = Table("", *columns, title=title, show_lines=True)
+        for row in zip(variants, *columns.values(), strict=True):
+            table.add_row(*row)
+        shown.append(table)
+    return shown + rank_table(variants, tasks, records) + gate_table(records)
 
 
 def figures(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Figure]:
