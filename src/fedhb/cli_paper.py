@@ -145,7 +145,7 @@ def as_markdown(table: Table) -> str:
 
     sides = ["---:" if column.justify == "right" else "---" for column in table.columns]
     rows = [line(cells) for cells in zip(*(column.cells for column in table.columns), strict=True)]
-    head = [f"**{Styled.from_markup(str(table.title)).plain}**", ""] if table.title else []
+    head = [f"**{Styled.from_markup(str(table.title)).plain}**".replace("\n", ", "), ""] if table.title else []
     tail = ["", Styled.from_markup(str(table.caption)).plain] if table.caption else []
     return "\n".join([*head, line(column.header for column in table.columns), "| " + " | ".join(sides) + " |", *rows, *tail, ""])
 

@@ -104,7 +104,7 @@ def test_global_prediction_without_what_clients_remember(tmp_path):
     assert table.of_task(result, "population") == result["population"]
     assert table.of_task(of["niw"]["result"], "population") == of["niw"]["result"]["global"]
     text = shown(table.tables(experiment.settings, [], records))
-    without = text[text.index("global prediction without what clients remember: c") : text.index("personalisation: c")]
+    without = text[text.index("global prediction by the server alone: c") : text.index("personalisation: c")]
     assert f"{result['population']['nll']:.3f}" in without and f"{of['niw']['result']['global']['nll']:.3f}" in without
 
 

@@ -33,7 +33,7 @@ METRICS = (("accuracy", 100, 2), ("nll", 1, 3), ("ece", 1, 3))
 
 NAMES = {
     "global": "global prediction",
-    "population": "global prediction without what clients remember",
+    "population": "global prediction by the server alone",
     "clean": "global prediction of images as they are, which no client has",
     "personalised": "personalisation",
     "holdout_global": "novel clients, global prediction",
