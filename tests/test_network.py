@@ -557,6 +557,11 @@ def test_convnet():
     assert network.outputs(initial(network, 2), torch.rand(2, 3, 1, 28, 28)).shape == (2, 3, 62)
     with pytest.raises(InputError, match=r"\(64,\)"):
         nets.convnet((64,), 10)
+    larger = Network(nets.convnet((1, 28, 28), 62, hidden=128))
+    assert larger.num_params == network.num_params + 1568 * 128 + 128 and len(larger.head) == 128 * 62 + 62
+    assert larger.outputs(initial(larger, 2), torch.zeros(2, 3, 1, 28, 28)).shape == (2, 3, 62)
+    with pytest.raises(InputError, match="hidden=-1"):
+        nets.convnet((1, 28, 28), 10, hidden=-1)
 
 
 def test_mlp_knows_the_client_axis():
