@@ -63,6 +63,7 @@ def test_records_the_hash_of_every_file_as_stored(tmp_path):
 def test_emnist_is_transposed_and_has_47_classes(tmp_path):
     (x, y), _ = write_dataset(tmp_path / "emnist", classes=47, prefix="emnist-bymerge-", test="test")
     dataset = data.load("emnist", tmp_path)
+    assert dataset.title == "EMNIST (re-split)"  # its numbers of examples are not the official ones
     assert dataset.num_classes == 47
     np.testing.assert_array_equal(dataset.train.x[:, 0], x.transpose(0, 2, 1))
     np.testing.assert_array_equal(dataset.train.y, y)

@@ -26,6 +26,8 @@ MAX_BYTES = 1 << 30
 
 NUM_CLASSES = {"mnist": 10, "fashion-mnist": 10, "emnist": 47}
 SIDE = 28
+BY_MERGE = 697_932, 116_323
+"""The training and test examples of the official EMNIST by merge."""
 
 # The first training labels tell the two data sets apart that share their file names.
 _FIRST_LABELS = {
@@ -53,7 +55,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
             raise InputError(
                 f"{paths[1].parent} holds {other}, not {name}: keep each in a folder of its own, such as ROOT/{name}"
             )
-    return Dataset(name, train, test, NUM_CLASSES[name], hashes)
+    title = "EMNIST (re-split)" if name == "emnist" and (len(train), len(test)) != BY_MERGE else ""
+    return Dataset(name, train, test, NUM_CLASSES[name], hashes, title)
 
 
 def _examples(name: str, image_path: Path, label_path: Path, hashes: dict[str, str]) -> Examples:
