@@ -59,8 +59,10 @@ def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, network = labelled(40, 24), Network(mlp(4, 5, 3))
     problem = Problem(network, Categorical(3), Federation(2, 64, 3))
     weights, plan = initial(network, 2), dataclasses.replace(plan_of(1, 8), train_head=True)
-    draws = torch.stack([evidence.measure(problem, weights, clients, plan, Randomness(0, r))[:, 1:] for r in range(600)]).double()
-    found, error = draws.mean(0), draws.std(0) / 600**0.5
+    draws = torch.stack(
+        [evidence.measure(problem, weights, clients, plan, Randomness(0, r))[:, 1:] for r in range(3000)]
+    ).double()
+    found, error = draws.mean(0), draws.std(0) / 3000**0.5
     counts = evidence.layer_sizes(network, True)
     module = mlp(4, 5, 3)
     with torch.no_grad():
@@ -69,15 +71,20 @@ def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
             dict(module.named_parameters())[slot.name].copy_(slot.of(source))
     for c in range(2):
         x, _ = clients.train.examples(c)
-        trace = torch.zeros(4, dtype=torch.float64)
+        fisher = [torch.zeros(d, d, dtype=torch.float64) for d in counts]
         for one in network.prepare(x.unsqueeze(0))[0]:
             log_p = module(one.unsqueeze(0)).log_softmax(-1)[0]
             for k in range(3):
                 grads = torch.autograd.grad(log_p[k], list(module.parameters()), retain_graph=True)
-                trace += log_p[k].detach().exp() * torch.stack([g.square().sum() for g in grads])
-        expected = trace / torch.tensor(counts)
-        assert ((found[c] - expected).abs() < 5 * error[c]).all()
-        assert (error[c] < 0.1 * expected).all()  # or the line above says nothing
+                for F, g in zip(fisher, grads, strict=True):
+                    F += log_p[k].detach().exp() * torch.outer(g.flatten(), g.flatten())
+        traces = torch.stack([F.trace() / d for F, d in zip(fisher, counts, strict=True)])
+        squares = torch.stack([(F @ F).trace() / d**2 for F, d in zip(fisher, counts, strict=True)])
+        # two halves have no example in common: that is the square of F but for pairs of one example with itself, a share 1/n
+        expected = torch.cat([traces, squares])
+        assert ((found[c] - expected).abs()[:4] < 5 * error[c][:4]).all()
+        assert ((found[c] - expected).abs()[4:] < 5 * error[c][4:] + 0.1 * squares).all()
+        assert (error[c] < 0.1 * expected).all()  # or the lines above say nothing
 
 
 @pytest.mark.parametrize("truth", [0.03, 0.3])
@@ -103,6 +110,46 @@ def test_it_finds_the_truth_where_a_spike_collapses(truth: float) -> None:
         ends.append(u.item())
     assert ends[0] == pytest.approx(truth, rel=0.1)
     assert ends[1] < 0.2 * truth
+
+
+@pytest.mark.parametrize(("s", "h", "k"), [(1e-6, 0.1, 3.0), (0.3, 2.0, 12.0), (1e-3, 1e-4, 50.0)])
+def test_u_under_concentrated_curvature_minimises_its_objective(s: float, h: float, k: float) -> None:
+    """S/u + k log(1 + u T/k), S = d s and T = d h; with k = d it is the other one's."""
+    d = 50
+    seen = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / k]], dtype=torch.float64)])
+    u = evidence.personal_variance(seen, [d]).requires_grad_()
+    (d * s / u + k * torch.log1p(u * d * h / k)).sum().backward()
+    assert u.grad is not None and abs(u.grad.item()) < 1e-9 * d * s / u.item() ** 2
+    even = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / d]], dtype=torch.float64)])
+    torch.testing.assert_close(evidence.personal_variance(even, [d]), evidence.best_variance(even))
+    # more directions than there are weights, or less than one, are errors of measurement
+    for square, bound in ((1e-9, d), (1e9, 1)):
+        odd = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h * square]], dtype=torch.float64)])
+        at = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / bound]], dtype=torch.float64)])
+        torch.testing.assert_close(evidence.personal_variance(odd, [d]), evidence.personal_variance(at, [d]))
+
+
+@pytest.mark.parametrize("truth", [0.03, 0.3])
+def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) -> None:
+    """As above, but the inputs lie in 4 of 40 directions: one v for all of them calls the clients much too alike."""
+    N, n, d, k, noise = 1000, 100, 40, 4, 2.0
+    x = torch.zeros(N, n, d, dtype=torch.float64)
+    x[..., :k] = normal(N, n, k, seed=1) / noise
+    theta = truth**0.5 * normal(N, d, seed=3)
+    y = (x @ theta.unsqueeze(-1)).squeeze(-1) + normal(N, n, seed=4)
+    H, xy = x.mT @ x, (x.mT @ y.unsqueeze(-1)).squeeze(-1)
+    h, square = H.diagonal(dim1=1, dim2=2).mean(), (H @ H).diagonal(dim1=1, dim2=2).sum(1).mean() / d**2
+    ends = []
+    for best in (evidence.best_variance, lambda seen: evidence.personal_variance(seen, [d])):
+        u, m0 = torch.tensor([1.0], dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
+        for _ in range(200):
+            m = torch.linalg.solve(H + torch.eye(d) / u, xy + m0 / u)
+            m0 = m.mean(0)
+            row = torch.stack([2.0 * square]).view(1, 1)
+            u = best(torch.cat([seen_of((m - m0).square().mean().item(), h.item()), row]))
+        ends.append(u.item())
+    assert ends[1] == pytest.approx(truth, rel=0.15)
+    assert ends[0] < 0.5 * truth
 
 
 def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
@@ -157,9 +204,9 @@ def test_curvature_does_not_depend_on_the_batch(kind: str) -> None:
     network = Network(seeded(lambda: nn.Sequential(nn.Linear(4, 5), middle, nn.Tanh(), nn.Linear(5, 3))))
     problem, x = Problem(network, Categorical(3), Federation(1, 32, 3)), labelled(32).train.examples(0)[0]
     means = []
-    for size in (2, 32):
+    for size in (4, 32):
         plan, generator = dataclasses.replace(plan_of(1, size), train_head=True), torch.Generator().manual_seed(size)
-        draws = [evidence.curvature(problem, initial(network, 1), x, plan, generator) for _ in range(500)]
+        draws = [evidence.curvature(problem, initial(network, 1), x, plan, generator) for _ in range(2000)]
         means.append(torch.stack(draws).mean(0))
     torch.testing.assert_close(means[0], means[1], rtol=0.25, atol=0.0)
 
@@ -190,9 +237,24 @@ def test_dropout_does_not_shrink_a_learned_model() -> None:
 
 
 def test_without_a_measurement_the_prior_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedhb.algorithms.niw.measure", lambda problem, at, clients, plan, rng: torch.zeros(len(clients), 5))
+    monkeypatch.setattr("fedhb.algorithms.niw.measure", lambda problem, at, clients, plan, rng: torch.zeros(len(clients), 9))
     run = fedhb.fit(mlp(4, 5, 3), labelled(9, 6, 4), NIW(prior_scale=0.5), rounds=2, fraction=1.0, seed=3, progress=False)
-    assert run.state.server["V0"].tolist() == [0.25 * (19 + 3)] * 4
+    assert run.state.server["V0"].tolist() == run.state.server["personal_V0"].tolist() == [0.25 * (19 + 3)] * 4
+
+
+def test_rounds_and_personalisation_have_a_variance_each() -> None:
+    """Held by a variance of nearly zero a client stays at m0: each use is held by its own, and not by the other's."""
+    clients, network, algorithm = labelled(9, 6, 4), Network(mlp(4, 5, 3)), NIW(p_do=1.0)
+    problem, plan = Problem(network, Categorical(3), Federation(3, 19, 3)), dataclasses.replace(plan_of(2, 4), train_head=True)
+    server = algorithm.start(problem, RNG)
+    for held in ("V0", "personal_V0"):
+        now = server | {held: torch.full_like(server[held], 1e-12)}
+        moved = {
+            "V0": algorithm.local_update(problem, algorithm.broadcast(now, range(3)), clients, {}, plan, RNG)[0]["m"],
+            "personal_V0": algorithm.personalise(problem, now, clients, {}, plan, RNG).theta,
+        }
+        for key, m in moved.items():
+            assert ((m - server["m0"]).abs().max() < 1e-6) == (key == held), (key, held)
 
 
 def test_a_likelihood_that_cannot_draw_targets_is_refused_before_the_first_round() -> None:

@@ -12,9 +12,14 @@ the scatter of the m_i alone: a stiff prior, under which they scatter less, and 
 mean scatter s_l = mean_i |m_il - m0_l|^2 / d_l and curvature h_l is the positive root of h u^2 - s h u - s = 0: about sqrt(s / h)
 where the data say little about a weight. docs/inference.md has the derivation.
 
-`seen` [4, L] holds sums over the clients that have answered in any round: their number and their scatter, and the number of
-those that measured their curvature and what they found. Clients hardly move in the last rounds, when the learning rate is small;
-pooling the rounds keeps u from following them to zero.
+Curvature is not alike in all directions of a layer. With k_l equal eigenvalues of H_il, and zeros, by their first two moments
+k_l = tr(H_l)^2 / tr(H_l^2), the second term is k_l log(1 + u_l d_l h_il / k_l): only k_l directions pay an Occam factor, and the
+best u_l is larger, the positive root of h u^2 - s (d/k) h u - s = 0. That is the better estimate of what clients differ by, and
+the prior of a personalisation (`personal_variance`); in the rounds the other one holds clients together, and m0 gains from it.
+
+`seen` [5, L] holds sums over the clients that have answered in any round: their number and their scatter, and the number of
+those that measured their curvature, h_il and tr(H_il^2) / d_l^2. Clients hardly move in the last rounds, when the learning rate
+is small; pooling the rounds keeps u from following them to zero.
 """
 
 from __future__ import annotations
@@ -31,6 +36,9 @@ from fedhb.algorithms.local import Sgd
 from fedhb.clients import Clients
 from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
+
+PERSONAL = "personal_V0"
+"""The key of V0 as a personalisation uses it."""
 
 MEASURED = 0.1
 """The share of clients that measure their curvature in a round."""
@@ -66,6 +74,31 @@ def best_variance(seen: Tensor) -> Tensor:
     return 0.5 * (s + (s.square() + 4.0 * s / h).sqrt())
 
 
+def personal_variance(seen: Tensor, counts: Sequence[int]) -> Tensor:
+    """u [L] with curvature in k directions of each layer: the positive root of h u^2 - s (d/k) h u - s = 0."""
+    s, h, size = (seen[1] / seen[0]).clamp_min(TINY), _curvature(seen).clamp_min(TINY), torch.tensor(counts).to(seen)
+    k = (h.square() * seen[2].clamp_min(1.0) / seen[4].clamp_min(TINY**2)).clamp_min(1.0).minimum(size)
+    around = s * size / k
+    return 0.5 * (around + (around.square() + 4.0 * s / h).sqrt())
+
+
+def unlearned(V0: Tensor) -> Arrays:
+    """What the server holds before the first round: V0 [L] for both uses, and no evidence."""
+    return {"V0": V0, PERSONAL: V0.clone(), "evidence": V0.new_zeros(5, len(V0), dtype=torch.float64)}
+
+
+def learn(server: Arrays, summary: Arrays, counts: Sequence[int], n0: float) -> Arrays:
+    """V0 [L] = n0 u for both uses, by the evidence of all clients that have answered, under the m0 that each received."""
+    s, found = scatter(summary, counts), summary["curvature"]
+    seen = server["evidence"] + torch.stack([summary["count"].to(s).expand_as(s), s, found[0].expand_as(s), *found[1:].chunk(2)])
+    known = seen[2] > 0  # nothing, before the first measurement
+    new = {
+        key: torch.where(known, n0 * u, server[key].double()).to(server[key].dtype)
+        for key, u in (("V0", best_variance(seen)), (PERSONAL, personal_variance(seen, counts)))
+    }
+    return new | {"evidence": seen}
+
+
 def occam(u: Tensor, seen: Tensor, counts: Sequence[int]) -> Tensor:
     """1/2 sum_l d_l log(1 + u_l h_l), for the mean curvature."""
     return 0.5 * (torch.tensor(counts, device=u.device) * torch.log1p(u * _curvature(seen))).sum()
@@ -77,11 +110,11 @@ def _curvature(seen: Tensor) -> Tensor:
 
 
 def measure(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
-    """[C, 1 + L]: 1 and h_il for some clients, drawn by their own coins (in the first round for all), and zeros for the others.
+    """[C, 1 + 2 L]: 1, h_il and tr(H_il^2) / d_l^2 for some clients, drawn by their own coins (in round 1 for all), else zeros.
 
     A gradient on one batch is a twelfth of a client's work in the paper's experiments, and the mean of few is good enough.
     """
-    found = weights.theta.new_zeros(len(clients), 1 + len(layer_sizes(problem.network, plan.train_head)))
+    found = weights.theta.new_zeros(len(clients), 1 + 2 * len(layer_sizes(problem.network, plan.train_head)))
     for c, i in enumerate(clients.ids.tolist()):
         generator = rng(i, "curvature")
         if rng.round == 1 or float(torch.rand((), generator=generator)) < MEASURED:
@@ -93,17 +126,28 @@ def measure(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rn
 
 
 def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator) -> Tensor:
-    """h_il [L] of a client with the inputs x, with the Fisher information for H, estimated on one batch.
+    """h_il and tr(H_il^2) / d_l^2 [2 L] of a client with the inputs x, with the Fisher information nF for H, from one batch.
 
-    Under targets drawn from the model itself gradients have mean zero, so B |g|^2 of a batch's mean gradient g is an unbiased
-    estimate of the trace for one example.
+    Under targets drawn from the model itself gradients have mean zero. So for the mean gradients g, g' of the two halves, of B
+    and B' examples, B |g|^2 is an unbiased estimate of tr(F), and B B' (g . g')^2 of tr(F^2). Fewer than four examples are both
+    halves, because batch norm needs two.
     """
-    network, chosen = problem.network, torch.randperm(len(x), generator=generator)[: plan.batch_size]
-    some = x[chosen.to(x.device)].unsqueeze(0)
+    n, chosen = len(x), torch.randperm(len(x), generator=generator)[: plan.batch_size]
+    halves = (chosen[0::2], chosen[1::2]) if len(chosen) >= 4 else (chosen, chosen)
+    one, other = (fisher_gradient(problem, weights, x[half.to(x.device)], plan, generator) for half in halves)
+    B, B_other = (len(half) for half in halves)
+    traces = torch.stack([B * g.square().mean() + B_other * h.square().mean() for g, h in zip(one, other, strict=True)])
+    products = torch.stack([(g * h).mean() for g, h in zip(one, other, strict=True)])
+    return torch.cat([0.5 * n * traces, n**2 * B * B_other * products.square()])
+
+
+def fisher_gradient(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator) -> list[Tensor]:
+    """The mean gradient [tensor by tensor] on the inputs x with targets that the model draws."""
+    network, some = problem.network, x.unsqueeze(0)
     y = problem.likelihood.sample(network.outputs(weights, some)[0], generator).unsqueeze(0)
-    batch = Batch(slice(0, 1), some, y, chosen.unsqueeze(0), [len(chosen)], None, [generator], last_epoch=False)
+    rows = torch.arange(len(x)).unsqueeze(0)
+    batch = Batch(slice(0, 1), some, y, rows, [len(x)], None, [generator], last_epoch=False)
     # in evaluation mode, as the targets: batch norm and dropout in training would shift the gradients' mean away from zero
     gradients = Sgd(network, weights, replace(plan, momentum=0.0)).gradients(batch, problem.likelihood, training=False)
     slots = [network.body_slots, network.head_slots]
-    parts = [slot.of(g[0]) for g, own in zip(gradients, slots, strict=True) if g is not None for slot in own]
-    return len(x) * len(chosen) * torch.stack([part.square().mean() for part in parts])
+    return [slot.of(g[0]) for g, own in zip(gradients, slots, strict=True) if g is not None for slot in own]

@@ -14,7 +14,7 @@ and the server has a closed form (eq:niw_server_m0_V0), from count, sum_i (m_i -
 `dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate"). With
 dof="per_layer" the weights of a tensor share one variance V0/n0, which is learned from the scatter of the m_i and the curvature
 of the clients' losses (evidence.py), also for the head (update="full"), and the server's step may be longer (relaxation.py).
-Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, and a number for each tensor.
+Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, and two numbers for each tensor.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from fedhb import distributions
-from fedhb.algorithms.base import Arrays, Plan, Problem
+from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem
 from fedhb.algorithms.bounded import Bounded
-from fedhb.algorithms.evidence import best_variance, layer_sizes, means, measure, occam, scatter, spread
+from fedhb.algorithms.evidence import PERSONAL, layer_sizes, learn, means, measure, occam, scatter, spread, unlearned
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
 from fedhb.algorithms.relaxation import FACTOR, LAST, begin, relaxed
@@ -103,7 +103,7 @@ class NIW(Bounded, Hierarchical):
             check_sample(problem.likelihood)
             shared |= begin([m0, *([shared["head"]] if "head" in shared else [])]) if self.relax else {}
             V0 = m0.new_full((len(self._layers(problem)),), self._n0(problem) * self.prior_scale**2)
-            return {"m0": m0, "V0": V0, "evidence": V0.new_zeros(4, len(V0), dtype=torch.float64), **shared}
+            return {"m0": m0, **unlearned(V0), **shared}
         V0 = self._scale(problem, m0.double(), torch.zeros_like(m0, dtype=torch.float64))
         return {"m0": m0, "V0": V0.to(m0.dtype), **shared}
 
@@ -191,8 +191,7 @@ class NIW(Bounded, Hierarchical):
     def _scale(self, problem: Problem, m0: Tensor, scatter: Tensor) -> Tensor:
         """V0 [d] for the new m0 and mean_i (m_i - m0)^2 [d]: diag rho = p_do (m_i - m0)^2 + (1 - p_do) m0^2 is never negative."""
         N, dim = problem.federation.num_clients, self._dim(problem)
-        n0 = problem.federation.num_examples + dim + 2.0
-        scale = n0 / (N + dim + 2.0)
+        scale = self._n0(problem) / (N + dim + 2.0)
         V0 = (scale * N * self.p_do) * scatter
         V0.addcmul_(m0, m0, value=scale * (self.lambda0 + N * (1.0 - self.p_do)))
         return V0.add_(scale * (self.prior_scale**2 + N * self.eps**2))
@@ -211,19 +210,20 @@ class NIW(Bounded, Hierarchical):
                 # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
                 around = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
                 new["V0"][part] = self._scale(problem, m0, around.clamp_min_(0.0))
-        new |= (self._learn(problem, server, summary) if layered else {}) | average_shared(server, summary)
+        learned = learn(server, summary, self._layers(problem), self._n0(problem)) if layered else {}
+        new |= learned | average_shared(server, summary)
         return new | relaxed(server, new, [key for key in ("m0", "head") if key in new]) if layered and self.relax else new
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
         """u [L], the prior's variance per layer."""
         return received["V0"].double() / self._n0(problem)
 
-    def _learn(self, problem: Problem, server: Arrays, summary: Arrays) -> Arrays:
-        """V0 [L] = n0 u by the evidence of all clients that have answered, under the m0 that each received (evidence.py)."""
-        s, h, count = scatter(summary, self._layers(problem)), summary["curvature"], summary["count"]
-        seen = server["evidence"] + torch.stack([count.to(s).expand_as(s), s, h[0].expand_as(s), h[1:]])
-        V0 = torch.where(seen[2] > 0, self._n0(problem) * best_variance(seen), server["V0"].double())  # or nothing is known yet
-        return {"V0": V0.to(server["V0"].dtype), "evidence": seen}
+    def personalise(
+        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+    ) -> Personalised:
+        """Alg. 6; per layer, under the variance that is the better estimate (evidence.py)."""
+        own = {"V0": server[PERSONAL]} if PERSONAL in server else {}
+        return super().personalise(problem, server | own, clients, memory, plan, rng)
 
     def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
         """theta ~ t_{n0-dim+1}(m0, (l0+1) V0 / (l0 (n0-dim+1)))."""
