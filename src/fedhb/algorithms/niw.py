@@ -49,12 +49,15 @@ class NIW(Bounded, Hierarchical):
 
     name: ClassVar[str] = "niw"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
     lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
+    average: float = field(
+        default=0.5, metadata={"help": "share of a personalisation's last steps that are averaged: 0 for none"}
+    )
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
     prior_scale: float = field(
         default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only where the first clients begin"}
@@ -168,10 +171,7 @@ class NIW(Bounded, Hierarchical):
         return 0.5 * float(self._precision(problem, received).double() @ summary["squares"])
 
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
-        """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* the covariance that `kl` measures distances in.
-
-        Per layer, 1/2 sum_l d_l log(1 + u_l h_l), what q_i and its best variance add to the client's objective.
-        """
+        """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* as in `kl`; per layer q_i's, 1/2 sum_l d_l log(1 + u_l h_l)."""
         if self.dof == "per_layer":
             return occam(self._variance(problem, received), received["evidence"], self._layers(problem))
         precision = self._precision(problem, received) / self.p_do
