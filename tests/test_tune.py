@@ -135,6 +135,7 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
         (("seeds = [100, 101]", "seeds = [17]"), "reported with seed 17"),
         (("validation = 0.2", "evaluate_on = 'test'"), "evaluate_on must be validation"),
         (('cells = ["two"]', 'cells = ["too"]'), "stages has 'too' .did you mean 'two'"),
+        (('cells = ["two"]', 'cells = ["two"]\nseeds = [1]'), "reported with seed 1"),
         (("keep = 1.0", "keep = 0.5"), "must keep all"),
         (("keep = 0.5", "keep = 0.0"), "keep=0.0"),
         ((SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = []\n"), "stages is empty"),
@@ -167,6 +168,15 @@ def test_every_method_has_the_same_budget(tmp_path):
     assert {one.trials for one in found} == {4}
     assert {r["key"]["seed"] for r in made} == {100, 101}
     assert {(r["settings"]["evaluate_on"], r["settings"]["validation"]) for r in made} == {("validation", 0.2)}
+
+
+def test_a_stage_may_have_seeds_of_its_own(tmp_path):
+    found, made = run(write(tmp_path, SPACE.replace('cells = ["two"]', 'cells = ["one", "two"]\nseeds = [102]')), ["niw"])
+    count = Counter((r["key"]["cell"], r["key"]["seed"]) for r in made)
+    assert count == {("one", 100): 4, ("one", 101): 4, ("one", 102): 3, ("two", 102): 3}
+    both = [r for r in made if r["key"]["variant"] == "niw 0"]
+    assert len(both) == 4
+    assert found[0].default == pytest.approx(-sum(tune.score(r["result"])[0] for r in both) / 4)
 
 
 def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatch):

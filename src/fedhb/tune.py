@@ -8,9 +8,10 @@
     [[stages]]                                      # all trials in these cells,
     keep = 1.0
     cells = ["fashion-mnist tau=1"]
-    [[stages]]                                      # then the best quarter in those
+    [[stages]]                                      # then the best quarter in those, with another seed
     keep = 0.25
     cells = ["mnist tau=1"]
+    seeds = [102]
     [shared]                                        # choices of every method that has such a setting
     lr = [0.03, 0.1, 0.3]
     [own.fedprox]                                   # choices of one method, also instead of shared ones
@@ -74,7 +75,7 @@ class Space:
         others = [read_toml(p) for p in sorted(path.parent.parent.glob("*/settings.toml"))]
         reporting = [one for one in others if one.get("common", {}).get("evaluate_on") != "validation"]
         seen = REPORTED.union(*(one.get("seeds", []) for one in reporting))
-        for seed in content["seeds"]:
+        for seed in {*content["seeds"], *(seed for stage in content["stages"] for seed in stage.get("seeds", []))}:
             if seed in seen:
                 raise InputError(f"{path}: results are reported with seed {seed}: tune with others, such as 100 and 101")
         layers = [content.get("common", {}), *content["cells"].values()]
@@ -202,7 +203,7 @@ def tune(space: Space, methods: Sequence[str], processes: int, watcher: engine.W
             kept[method] = [0, *best[:count]]
         keys: list[Key] = [
             {"cell": cell, "variant": variant(method, n), "seed": seed}
-            for seed in space.content["seeds"]
+            for seed in stage.get("seeds", space.content["seeds"])
             for cell in stage["cells"]
             for method in methods
             for n in kept[method]
