@@ -49,7 +49,7 @@ class NIW(Bounded, Hierarchical):
 
     name: ClassVar[str] = "niw"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 5}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
