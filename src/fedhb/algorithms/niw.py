@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -30,6 +31,7 @@ from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem
 from fedhb.algorithms.bounded import Bounded
 from fedhb.algorithms.evidence import PERSONAL, layer_sizes, learn, means, measure, occam, scatter, spread, unlearned
+from fedhb.algorithms.few import in_as_many_steps
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
 from fedhb.algorithms.relaxation import FACTOR, LAST, begin, relaxed
@@ -55,20 +57,15 @@ class NIW(Bounded, Hierarchical):
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
     lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
-    average: float = field(
-        default=0.5, metadata={"help": "share of a personalisation's last steps that are averaged: 0 for none"}
-    )
+    average: float = field(default=0.5, metadata={"help": "share of a personalisation's last steps to average: 0 for none"})
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
-    prior_scale: float = field(
-        default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only where the first clients begin"}
-    )
+    same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
+    prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only in the first round"})
     dof: Literal["full", "per_coordinate", "per_layer"] = field(
         default="per_layer",
         metadata={"help": "one NIW of dimension d, d of 1, or one a tensor: full, per_coordinate or per_layer"},
     )
-    precision: str = field(
-        default="mode", metadata={"help": "the prior's precision at q(phi)'s mode or mean: mode or mean; not per layer"}
-    )
+    precision: str = field(default="mode", metadata={"help": "of the prior, at q(phi)'s mode or in the mean; not per layer"})
 
     def _dim(self, problem: Problem) -> int:
         return problem.network.num_params if self.dof == "full" else 1
@@ -221,9 +218,12 @@ class NIW(Bounded, Hierarchical):
     def personalise(
         self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
     ) -> Personalised:
-        """Alg. 6; per layer, under the variance that is the better estimate (evidence.py)."""
-        own = {"V0": server[PERSONAL]} if PERSONAL in server else {}
-        return super().personalise(problem, server | own, clients, memory, plan, rng)
+        """Alg. 6; per layer, under the variance that is the better estimate (evidence.py), and with few examples too (few.py)."""
+        own = server | {"V0": server.get(PERSONAL, server["V0"])}
+        fit = super().personalise
+        if self.dof == "per_layer" and self.same_steps and self.kl_weight > 0:
+            fit = partial(in_as_many_steps, fit)
+        return fit(problem, own, clients, memory, plan, rng)
 
     def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
         """theta ~ t_{n0-dim+1}(m0, (l0+1) V0 / (l0 (n0-dim+1)))."""
