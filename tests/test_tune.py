@@ -199,6 +199,20 @@ def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatc
         assert found[0].best == pytest.approx((0.9 + second) / 2 if best else 0.5)
 
 
+@pytest.mark.parametrize(("gain", "best"), [(0.0004, 3), (0.002, 1)])
+def test_scores_that_agree_to_a_tenth_of_a_percent_are_ordered_by_nll(tmp_path, monkeypatch, gain, best):
+    """Trial 3 has the lower NLL, trial 1 the higher accuracy: by less than a run can tell, and by more."""
+
+    def run_one(settings, key, folder, tell):
+        accuracy, nll = {1: (0.9 + gain, 0.5), 3: (0.9, 0.4)}.get(int(key["variant"].split()[1]), (0.5, 1.0))
+        return {task: {"accuracy": accuracy, "nll": nll} for task in ("global", "personalised")}
+
+    monkeypatch.setattr("fedhb.paper.table.run", run_one)
+    path = write(tmp_path)
+    found, _ = run(path, ["fedavg"])
+    assert found[0].choice == tune.Space.read(path).trials("fedavg")[best]
+
+
 def test_scores():
     def result(a, b, nll=1.0):
         return {"global": {"accuracy": a, "nll": nll}, "personalised": {"accuracy": b, "nll": nll}}

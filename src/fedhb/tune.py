@@ -23,7 +23,8 @@
 
 Trials are drawn without repetition. The n-th draw has the same shared values for every method, so that none is luckier than
 another, and the same ones whatever the defaults are, so that records stay valid when these change. The score of a trial is the
-mean of the validation accuracies of global prediction and personalisation, over cells and seeds; equal scores are ordered by NLL.
+mean of the validation accuracies of global prediction and personalisation, over cells and seeds. Scores that agree to a tenth of
+a percent, about the standard error of one of them, are ordered by NLL.
 Trial 0 takes part in every stage: what it is compared with ran in the same cells.
 """
 
@@ -199,7 +200,7 @@ def tune(space: Space, methods: Sequence[str], processes: int, watcher: engine.W
     for stage in space.content["stages"]:
         count = math.ceil(stage["keep"] * (space.content["trials"] - 1))  # beside the one to compare with
         for method in methods:
-            best = sorted((n for n in kept[method] if n), key=partial(_mean, scores, method))
+            best = sorted((n for n in kept[method] if n), key=partial(_order, scores, method))
             kept[method] = [0, *best[:count]]
         keys: list[Key] = [
             {"cell": cell, "variant": variant(method, n), "seed": seed}
@@ -219,9 +220,15 @@ def _mean(scores: Mapping[str, Sequence[tuple[float, float]]], method: str, tria
     return tuple(statistics.fmean(column) for column in zip(*scores.get(variant(method, trial), []), strict=True))
 
 
+def _order(scores: Mapping[str, Sequence[tuple[float, float]]], method: str, trial: int) -> tuple[float, ...]:
+    """What trials are ordered by: the accuracy in steps of 0.1 %, then NLL; in the first stage nothing is known."""
+    means = _mean(scores, method, trial)
+    return (round(means[0], 3), *means[1:]) if means else means
+
+
 def _tuned(space: Space, method: str, kept: Sequence[int], scores: Mapping[str, Sequence[tuple[float, float]]]) -> Tuned:
     means = {n: _mean(scores, method, n) for n in kept}
-    best = min(kept, key=lambda n: (means[n], n))
+    best = min(kept, key=lambda n: (_order(scores, method, n), n))
     default, choice = space.default(method), space.trials(method)[best]
     changed = {name: value for name, value in choice.items() if value != default[name]}
     return Tuned(method, -means[0][0], -means[best][0], choice, changed, space.content["trials"])
