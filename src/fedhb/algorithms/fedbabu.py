@@ -25,7 +25,7 @@ class FedBABU(FedAvg):
 
     name: ClassVar[str] = "fedbabu"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 5}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
     update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
     weighted: bool = field(default=False, metadata={"help": "average by the clients' number of examples, else equally"})
     weight_decay: float = field(default=0.0, metadata={"help": "strength of the pull of the sent weights towards zero"})

@@ -51,13 +51,12 @@ class NIW(Bounded, Hierarchical):
 
     name: ClassVar[str] = "niw"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 5}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
     lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
-    average: float = field(default=0.5, metadata={"help": "share of a personalisation's last steps to average: 0 for none"})
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
     same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
     prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only in the first round"})
