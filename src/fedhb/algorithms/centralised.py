@@ -37,7 +37,7 @@ class Centralised(FedAvg):
     name: ClassVar[str] = "centralised"
     pools: ClassVar[bool] = True
     sends: ClassVar[bool] = False
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.5, "personal_lr": 0.003, "personal_epochs": 15}
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.5, "personal_lr": 0.01, "personal_epochs": 15}
     update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
     weighted: ClassVar[bool] = True  # type: ignore[misc]  # no setting here: there is nothing to weigh
     shuffle: str = field(
