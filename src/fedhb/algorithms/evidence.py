@@ -24,6 +24,7 @@ is small; pooling the rounds keeps u from following them to zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -136,9 +137,9 @@ def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generat
     halves = (chosen[0::2], chosen[1::2]) if len(chosen) >= 4 else (chosen, chosen)
     one, other = (fisher_gradient(problem, weights, x[half.to(x.device)], plan, generator) for half in halves)
     B, B_other = (len(half) for half in halves)
-    traces = torch.stack([B * g.square().mean() + B_other * h.square().mean() for g, h in zip(one, other, strict=True)])
-    products = torch.stack([(g * h).mean() for g, h in zip(one, other, strict=True)])
-    return torch.cat([0.5 * n * traces, n**2 * B * B_other * products.square()])
+    traces = torch.stack([B * a.square().mean() + B_other * b.square().mean() for a, b in zip(one, other, strict=True)])
+    products = torch.stack([(a * b).mean() for a, b in zip(one, other, strict=True)])
+    return torch.cat([0.5 * n * traces, (n * math.sqrt(B * B_other) * products).square()])
 
 
 def fisher_gradient(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator) -> list[Tensor]:

@@ -23,7 +23,8 @@ from fedhb.seeding import Randomness
 def factors(sizes: Tensor, plan: Plan, federation: Federation) -> list[int]:
     """What each client's epochs are multiplied by: the power of two nearest to the ratio of steps an epoch, at least 1."""
     usual = math.ceil(federation.num_examples / federation.num_clients / plan.batch_size)
-    return [2 ** max(0, round(math.log2(usual / math.ceil(n / plan.batch_size)))) for n in sizes.tolist()]
+    steps = [max(1, math.ceil(n / plan.batch_size)) for n in sizes.tolist()]
+    return [2 ** max(0, round(math.log2(usual / own))) for own in steps]
 
 
 def in_as_many_steps(
