@@ -137,7 +137,7 @@ def few_examples(settings: Mapping[str, Any], records: Sequence[Record]) -> list
             found.append(
                 Figure(
                     file_name(cell, metric), f"{cell}: {label} of novel clients", "examples of its own", label, lines,
-                    percent=metric == "accuracy", description=f"With {numbers[-1]} examples: {ends}.",
+                    percent=metric == "accuracy", log_y=metric == "nll", description=f"With {numbers[-1]} examples: {ends}.",
                 )
             )  # fmt: skip
     return found
