@@ -69,18 +69,18 @@ def scatter(summary: Arrays, counts: Sequence[int]) -> Tensor:
     return means(torch.cat(squares) if len(squares) > 1 else squares[0], counts)
 
 
-def best_variance(seen: Tensor) -> Tensor:
-    """u [L]: the positive root of h u^2 - s h u - s = 0."""
+def best_variance(seen: Tensor, ratio: Tensor | float = 1.0) -> Tensor:
+    """u [L]: the positive root of h u^2 - s r h u - s = 0; r = d/k is 1 where all directions have curvature."""
     s, h = (seen[1] / seen[0]).clamp_min(TINY), _curvature(seen).clamp_min(TINY)
-    return 0.5 * (s + (s.square() + 4.0 * s / h).sqrt())
+    around = s * ratio
+    return 0.5 * (around + (around.square() + 4.0 * s / h).sqrt())
 
 
 def personal_variance(seen: Tensor, counts: Sequence[int]) -> Tensor:
-    """u [L] with curvature in k directions of each layer: the positive root of h u^2 - s (d/k) h u - s = 0."""
-    s, h, size = (seen[1] / seen[0]).clamp_min(TINY), _curvature(seen).clamp_min(TINY), torch.tensor(counts).to(seen)
+    """u [L] with curvature in k directions of each layer, k = tr(H)^2 / tr(H^2) between 1 and d."""
+    h, size = _curvature(seen).clamp_min(TINY), torch.tensor(counts).to(seen)
     k = (h.square() * seen[2].clamp_min(1.0) / seen[4].clamp_min(TINY**2)).clamp_min(1.0).minimum(size)
-    around = s * size / k
-    return 0.5 * (around + (around.square() + 4.0 * s / h).sqrt())
+    return best_variance(seen, size / k)
 
 
 def unlearned(V0: Tensor) -> Arrays:
