@@ -28,7 +28,8 @@ from torch.nn.functional import softplus
 
 import fedhb
 from fedhb.algorithms import FedAvg, Problem
-from fedhb.algorithms.pfedbayes import Pair, PFedBayes, kl, kl_of_q, kl_of_w
+from fedhb.algorithms.pairs import Pair, kl, kl_of_q, kl_of_w, spread
+from fedhb.algorithms.pfedbayes import PFedBayes
 from fedhb.algorithms.sums import num_bytes
 from fedhb.clients import Clients
 from fedhb.likelihood import GaussianRegression
@@ -73,6 +74,19 @@ def test_the_slopes_are_those_of_autograd() -> None:
         # Where the two terms of a slope in rho cancel, what is left rounds relative to the terms, which are near one.
         torch.testing.assert_close(ours, slope[row], rtol=1e-12, atol=1e-12)
         assert (curvature >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sigma_and_its_slope_are_the_same_wherever_a_weight_lies(dtype: torch.dtype) -> None:
+    """To the last bit: alone, in any piece, and in a column. torch's own softplus and sigmoid are not."""
+    rho = (3.0 * normal(2000, seed=4) - 3.0).to(dtype)
+    whole = torch.stack(spread(rho))
+    torch.testing.assert_close(whole.double(), torch.stack([softplus(rho.double()), rho.double().sigmoid()]))
+    column = rho.repeat_interleave(3).view(-1, 3)[:, 1]
+    assert torch.equal(torch.stack(spread(column)), whole)
+    for width in (1, 37, 100):
+        assert torch.equal(torch.cat([torch.stack(spread(piece)) for piece in rho.split(width)], 1), whole)
+    assert torch.stack(spread(torch.tensor([200.0], dtype=dtype))).isfinite().all()
 
 
 # ---- the steps
@@ -158,6 +172,7 @@ def test_with_w_fixed_it_finds_the_mean_field_posterior(zeta: float) -> None:
     pair = Held(torch.stack([*w, *w]).unsqueeze(1), torch.full((1, 1), zeta / 8).double(), plan_of(lr=0.05))
     for _ in range(1200):
         gradient = (A @ pair.values[0, 0] - b) / 8
+        pair.draw(slice(0, 1), [generator(0)])
         pair.noise[0] = A.diagonal() * softplus(pair.values[1, 0]) / 8 / gradient
         pair.step(slice(0, 1), gradient.unsqueeze(0))
     # The slowest direction, rho, keeps 1 - lr zeta / (8 (1 - momentum)) or so a step: 0.981^1200 = 1e-10 of the way is left.
@@ -305,7 +320,7 @@ def test_what_a_client_remembers_does_not_hold_w_back() -> None:
     """A client that comes back while w has moved on: where its own loss is flat, its w stays with the server's."""
     clients = labelled(9)
     problem = problem_of(mlp(4, 5, 3), clients)
-    algorithm = PFedBayes(zeta=10.0)
+    algorithm = PFedBayes(update="body", zeta=10.0)
     server, plan = algorithm.start(problem, RNG), plan_of(epochs=2)
     _, memory = algorithm.local_update(problem, server, clients, algorithm.remember(problem, clients), plan, RNG)
     moved = server | {"mu": server["mu"] + 5.0}

@@ -22,18 +22,17 @@ since their last round, and an old q_i would pull it back. In rho the KL is not 
 
 Against the public code (unofficial): noise N(0, 1), not N(0, 0.001^2); the KL divided by |D_i|, as in the paper, not by the
 number of local steps; SGD, not Adam, whose steps do not depend on k and whose moments outlive the weights; one step of q_i for
-each of w, not 5; q_i - w remembered, not q_i; rho0 -5, not -3: real noise must be below the weights' own scale; zeta 1, not 10.
+each of w, not 5; q_i - w remembered, not q_i; rho0 -6, not -3: real noise must be below the weights' own scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from fedhb.algorithms.base import (
     Arrays,
@@ -48,10 +47,9 @@ from fedhb.algorithms.base import (
 )
 from fedhb.algorithms.batches import batches
 from fedhb.algorithms.local import Sgd
-from fedhb.algorithms.proximal import BLOCK
+from fedhb.algorithms.pairs import Pair, spread
 from fedhb.algorithms.sums import SHARED, average_shared, differences, shared_parts, step, summarise_shared
 from fedhb.clients import Clients
-from fedhb.distributions import total
 from fedhb.seeding import SERVER, Randomness
 
 NAMES = {"theta": ("mu", "rho"), "head": ("head", "head_rho")}
@@ -63,8 +61,10 @@ class PFedBayes(Stateless):
     """Personal mean-field Gaussians around a global one."""
 
     name: ClassVar[str] = "pfedbayes"
-    zeta: float = field(default=1.0, metadata={"help": "weight of KL(q_i || w); 1 is the paper's ELBO, large FedAvg, 0 no w"})
-    rho0: float = field(default=-5.0, metadata={"help": "rho before round 1: weights deviate by softplus(rho), 0.0067 for -5"})
+    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
+    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
+    zeta: float = field(default=10.0, metadata={"help": "weight of KL(q_i || w); 1 is the paper's ELBO, large FedAvg, 0 no w"})
+    rho0: float = field(default=-6.0, metadata={"help": "rho before round 1: weights deviate by softplus(rho), 0.0025 for -6"})
     num_samples: int = field(default=1, metadata={"help": "networks sampled for a prediction; 0 predicts at the mean"})
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
@@ -138,7 +138,7 @@ class PFedBayes(Stateless):
     def sample(self, mean: Tensor, rho: Tensor, generator: torch.Generator) -> Tensor:
         """S draws of N(mean, softplus(rho)^2) for mean, rho [k], or the mean alone: [S or 1, k]."""
         noise = torch.randn(self.num_samples, len(mean), generator=generator, dtype=torch.float32).to(mean)
-        return mean + softplus(rho) * noise if self.num_samples else mean.unsqueeze(0)
+        return mean + spread(rho)[0] * noise if self.num_samples else mean.unsqueeze(0)
 
     def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
         """The mean prediction of networks sampled from w."""
@@ -166,85 +166,3 @@ class PFedBayes(Stateless):
         fixed = start_weights(problem, received["mu"], received, len(clients)).head.unsqueeze(1).expand(-1, count, -1)
         shares = torch.full(theta.shape[:2], 1.0 / count, dtype=theta.dtype, device=theta.device)
         return Personalised(problem, theta, drawn.get("head", fixed), buffers.unsqueeze(1).expand(-1, count, -1), shares)
-
-
-class Pair:
-    """q_i and w of C clients over k coordinates, and their alternating steps.
-
-    Args:
-        values: the means and rhos of q_i and w, [4, C, k].
-        strength: zeta / |D_i| [C, 1].
-        plan: learning rate and momentum.
-    """
-
-    def __init__(self, values: Tensor, strength: Tensor, plan: Plan):
-        self.values, self.strength, self.plan = values, strength, plan
-        self.velocities = torch.zeros_like(values)
-        self.noise = torch.empty_like(values[0])
-
-    def draw(self, active: slice | Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """theta ~ q_i for the active clients [A, k], each with noise from its own generator."""
-        for row, generator in zip(self.noise, generators, strict=False):
-            row.copy_(torch.randn(len(row), generator=generator, dtype=torch.float32))
-        mean, rho = self.values[:2, active]
-        return torch.addcmul(mean, softplus(rho), self.noise[: len(generators)])
-
-    def step(self, active: slice | Tensor, gradient: Tensor) -> None:
-        """A step of q_i and one of w, given the gradient of the mean loss at the drawn theta [A, k]."""
-        values, velocities, strength = self.values[:, active], self.velocities[:, active], self.strength[active]
-        width = max(1, BLOCK // len(gradient))
-        for begin in range(0, gradient.shape[1], width):
-            part = (..., slice(begin, begin + width))
-            self._alternate(values[part], velocities[part], gradient[part], self.noise[: len(gradient)][part], strength)
-        if not isinstance(active, slice):
-            self.values[:, active], self.velocities[:, active] = values, velocities
-
-    def _alternate(self, values: Tensor, velocities: Tensor, gradient: Tensor, noise: Tensor, strength: Tensor) -> None:
-        mean, rho, prior_mean, prior_rho = values
-        prior_sigma, rise = softplus(prior_rho), rho.sigmoid()
-        slope, curvature = kl_of_q(softplus(rho), rise, prior_sigma)
-        slope = slope.mul_(strength).add_((gradient * noise).mul_(rise))  # d theta / d rho = noise d sigma / d rho
-        self._descend(rho, velocities[1], slope, curvature.mul_(strength))
-        self._descend(mean, velocities[0], gradient)
-        prior_mean.add_(velocities[2].mul_(self.plan.momentum), alpha=-self.plan.lr)
-        stiffness = strength / prior_sigma.square().add_(strength, alpha=self.plan.lr)  # k / (1 + lr k)
-        self._pull(prior_mean, velocities[2], mean, stiffness)
-        self._pull(mean, velocities[0], prior_mean, stiffness)
-        slope, curvature = kl_of_w(prior_mean - mean, softplus(rho), prior_rho.sigmoid(), prior_sigma)
-        self._descend(prior_rho, velocities[3], slope.mul_(strength), curvature.mul_(strength))
-
-    def _descend(self, value: Tensor, velocity: Tensor, slope: Tensor, curvature: Tensor | None = None) -> None:
-        velocity.mul_(self.plan.momentum).add_(slope)
-        if curvature is not None:
-            velocity.div_(curvature.mul_(self.plan.lr).add_(1.0))
-        value.add_(velocity, alpha=-self.plan.lr)
-
-    def _pull(self, value: Tensor, velocity: Tensor, target: Tensor, stiffness: Tensor) -> None:
-        force = (value - target).mul_(stiffness)
-        velocity.add_(force)
-        value.add_(force, alpha=-self.plan.lr)
-
-    def kl(self) -> Tensor:
-        """KL(q_i || w) [C]."""
-        return torch.stack([total(kl(row)) for row in self.values.unbind(1)])
-
-
-def kl(values: Tensor) -> Tensor:
-    """KL(q || w) of each coordinate, for the means and rhos of q and w [4, ...]."""
-    mean, rho, prior_mean, prior_rho = values
-    sigma, prior_sigma = softplus(rho), softplus(prior_rho)
-    return (prior_sigma / sigma).log() + (sigma.square() + (mean - prior_mean).square()) / (2 * prior_sigma.square()) - 0.5
-
-
-def kl_of_q(sigma: Tensor, rise: Tensor, prior_sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """The slope of the KL in rho of q, and its curvature but for the bend of softplus; rise = d sigma_q / d rho_q."""
-    relative = rise / sigma
-    ratio = prior_sigma.pow(-2).mul_(sigma).mul_(rise)
-    return ratio - relative, (ratio + relative).mul_(relative)
-
-
-def kl_of_w(gap: Tensor, sigma: Tensor, prior_rise: Tensor, prior_sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in rho of w, gap = mu_w - mu_q; also without the curvature of the logarithm, which is negative."""
-    relative = prior_rise / prior_sigma
-    spread = sigma.square().addcmul_(gap, gap).div_(prior_sigma.square())
-    return relative - relative * spread, relative.square().mul_(spread).mul_(2.0)
