@@ -281,6 +281,23 @@ def test_stacked_equals_client_by_client(name, train_head):
         assert ours[1] is None and theirs[1] is None
 
 
+@pytest.mark.parametrize("make", [mlp, batch_norm_net])
+def test_the_heads_gradient_alone_is_the_same_and_touches_no_body(make):
+    """FedPop's chain moves heads under a fixed body: what lies below the head is evaluated, not differentiated."""
+    network = Network(make().double())
+    x, y = normal(2, 6, 4), labels(2, 6)
+    found, buffers = [], []
+    for want_body in (True, False):
+        weights = perturbed(network, 2)
+        body, head = torch.full_like(weights.theta, torch.nan), torch.full_like(weights.head, torch.nan)
+        network.bind(weights, body if want_body else None, head).differentiate(x, cross_entropy(y), counts=[6, 6], seeds=[0, 1])
+        found.append(head)
+        buffers.append(weights.buffers)
+        assert body.isnan().all() == (not want_body)
+    assert torch.equal(*found) and found[0].abs().sum() > 0
+    assert torch.equal(*buffers)
+
+
 def tied():
     layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     layers[2].weight = layers[0].weight

@@ -294,8 +294,8 @@ class Network:
             return self._stack.outputs(self._stack.bind(self._views(weights.theta, weights.head), count, {}), x)
         return torch.stack([self._evaluate(self._tensors(weights, c), x[c]) for c in range(count)])
 
-    def bind(self, weights: Weights, gradient: Tensor, head_gradient: Tensor | None) -> Bound:
-        """These weights of C clients with the places of their gradients, [C, d] and [C, h] (None: the head is not trained)."""
+    def bind(self, weights: Weights, gradient: Tensor | None, head_gradient: Tensor | None) -> Bound:
+        """These weights of C clients with the places of their gradients, [C, d] and [C, h] (None where it is not wanted)."""
         return Bound(self, weights, gradient, head_gradient)
 
     def _views(self, theta: Tensor, head: Tensor) -> dict[str, Tensor]:
@@ -315,12 +315,11 @@ class Network:
 class Bound:
     """Weights of C clients, and where their gradients go, as the tensors of a module: views that are made once for many steps."""
 
-    def __init__(self, network: Network, weights: Weights, gradient: Tensor, head_gradient: Tensor | None):
+    def __init__(self, network: Network, weights: Weights, gradient: Tensor | None, head_gradient: Tensor | None):
         self.network, self.weights = network, weights
-        self.vectors = [gradient] if head_gradient is None else [gradient, head_gradient]
-        self.places = {s.name: s.of(gradient) for s in network.body_slots}
-        if head_gradient is not None:
-            self.places |= {s.name: s.of(head_gradient) for s in network.head_slots}
+        both = ((gradient, network.body_slots), (head_gradient, network.head_slots))
+        self.vectors = [vector for vector, _ in both if vector is not None]
+        self.places = {s.name: s.of(vector) for vector, slots in both if vector is not None for s in slots}
         stack, views = network._stack, network._views(weights.theta, weights.head)
         self._layers = None if stack is None else stack.bind(views, len(weights.theta), self.places)
         self._clients: dict[int, tuple[dict[str, Tensor], list[Tensor], list[Tensor]]] = {}

@@ -50,6 +50,17 @@ def batch_normed() -> nn.Module:
 # ---- the chain
 
 
+def test_the_chain_differentiates_nothing_below_the_head() -> None:
+    """A chain has more steps than the body's training: each must cost a forward pass, not a forward and a backward pass."""
+    clients = labelled(8, 8)
+    problem = problem_of(batch_normed(), clients)
+    seen: list[bool] = []
+    problem.network.module[1].register_forward_hook(lambda module, inputs, output: seen.append(output.requires_grad))
+    start = initial(problem.network, 2)
+    FedPop(head_epochs=2).chain(problem, start, problem.network.head, clients, plan_of(batch_size=4, lr=0.1), RNG)
+    assert seen and not any(seen)
+
+
 def test_without_noise_the_chain_ends_at_the_mode_of_every_client() -> None:
     """Clients of different sizes: the data count by their number against the prior."""
     clients = regression(8, 3, 5)

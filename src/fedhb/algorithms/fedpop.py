@@ -97,7 +97,7 @@ class FedPop(FedAvg):
         other = replace(rng, seed=derive(rng.seed, "chain"))  # batches in another order than the body's
         for batch in batches(clients, plan, other, merge_single=merge):
             active, own = batch.active, everyone[batch.active].tolist()
-            _, gradient = solver.gradients(batch, problem.likelihood)
+            _, gradient = solver.gradients(batch, problem.likelihood, body=False)
             assert gradient is not None
             noise = torch.stack([torch.randn(len(mean), generator=generators[c], dtype=torch.float32) for c in own]).to(z)
             moved = z[active] - plan.lr * gradient + deviation[active] * noise

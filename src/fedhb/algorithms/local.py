@@ -70,6 +70,7 @@ class Sgd:
         y: Tensor | None = None,
         example_weights: Tensor | None = None,
         training: bool = True,
+        body: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
         """The gradients of the active clients' mean losses at their weights; nothing moves but the buffers of batch norm.
 
@@ -79,14 +80,17 @@ class Sgd:
             y: targets to use instead of the batch's.
             example_weights: multiplies the loss of each example [A, B].
             training: whether modules are in training mode, or in that of evaluation.
+            body: whether theta's gradient is wanted; without it nothing below the head is differentiated.
 
         Returns:
-            For theta [A, d], and for the head [A, h] where it is trained; both are written anew by the next call.
+            For theta [A, d], and for the head [A, h] where it is trained; both are written anew by the next call. Without
+            `body` the first is not written.
         """
         if not self._gradient:  # once: memory of this size is dear to allocate
             self._gradient = [torch.empty_like(part.value) for part in self._parts]
         found = [gradient[: len(batch.counts)] for gradient in self._gradient]
-        bound = self.network.bind(self._active(batch.active), found[0], found[1] if self.train_head else None)
+        places = found[0] if body else None, found[1] if self.train_head else None
+        bound = self.network.bind(self._active(batch.active), *places)
         self._differentiate(batch, likelihood, y, example_weights, bound, found, 0.0, 1.0, training)
         return found[0], found[1] if self.train_head else None
 
