@@ -391,9 +391,9 @@ def test_bytes_are_those_of_the_vectors_sent(dtype):
     who, prob = clients(), problem(mlp(dtype))
     d, h = sizes(prob.network)
     expected = {
-        "niw-body": (d + 4, d + 5),  # two variances a tensor; whether curvature was measured, and its two moments
-        "niw-full": (d + h + 8, d + h + 9),
-        "niw-last": (d + h + 8, d + h + 9),
+        "niw-body": (d + 4, d + 6),  # two variances a tensor; whether curvature was measured, the time, and its two moments
+        "niw-full": (d + h + 8, d + h + 10),
+        "niw-last": (d + h + 8, d + h + 10),
         "niw-printed-body": (2 * d, d),
         "niw-printed-full": (2 * d + h, d + h),
         "mixture-body": (3 * d, 2 * d),

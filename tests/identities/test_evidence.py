@@ -16,8 +16,13 @@ from fedhb.algorithms.local import train
 from fedhb.algorithms.proximal import Pull
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical
-from fedhb.network import Network
+from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
+
+
+def measure(problem: Problem, weights: Weights, *rest: Any) -> Tensor:
+    """What clients measure that found these weights."""
+    return evidence.measure(problem, {"m": weights.theta, "head": weights.head}, weights, *rest)
 
 
 def seen_of(s: float, h: float, clients: float = 7.0) -> Tensor:
@@ -59,9 +64,7 @@ def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, network = labelled(40, 24), Network(mlp(4, 5, 3))
     problem = Problem(network, Categorical(3), Federation(2, 64, 3))
     weights, plan = initial(network, 2), dataclasses.replace(plan_of(1, 8), train_head=True)
-    draws = torch.stack(
-        [evidence.measure(problem, weights, clients, plan, Randomness(0, r))[:, 1:] for r in range(3000)]
-    ).double()
+    draws = torch.stack([measure(problem, weights, clients, plan, Randomness(0, r))[:, 2:] for r in range(3000)]).double()
     found, error = draws.mean(0), draws.std(0) / 3000**0.5
     counts = evidence.layer_sizes(network, True)
     module = mlp(4, 5, 3)
@@ -184,17 +187,31 @@ def test_a_pull_per_layer_is_one_per_weight() -> None:
     assert not torch.allclose(found[0], found[2])
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_the_time_of_training_is_how_far_a_constant_gradient_goes(momentum: float) -> None:
+    sizes = torch.tensor([20, 7, 31])
+    times = evidence.training_time(sizes, dataclasses.replace(plan_of(epochs=3, batch_size=10, lr=0.2), momentum=momentum))
+    for n, time in zip(sizes.tolist(), times.tolist(), strict=True):
+        place = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        solver = torch.optim.SGD([place], lr=0.2, momentum=momentum)
+        for _ in range(3 * -(-n // 10)):
+            place.grad = torch.full_like(place, -1.0)  # of the mean loss: n of the summed one
+            solver.step()
+        assert time * n == pytest.approx(place.item(), rel=1e-12)
+
+
 def test_some_clients_measure_by_their_own_coins() -> None:
     clients, network = labelled(*[4] * 40), Network(mlp(4, 5, 3))
     problem, plan = Problem(network, Categorical(3), Federation(40, 160, 3)), dataclasses.replace(plan_of(1, 4), train_head=True)
     rng = Randomness(0, 2)
-    together = evidence.measure(problem, initial(network, 40), clients, plan, rng)
+    together = measure(problem, initial(network, 40), clients, plan, rng)
     measured = together[:, 0].bool()
     assert 1 <= measured.sum() <= 12  # of 40 coins with 1/10
-    assert (together[~measured] == 0).all() and (together[measured] > 0).all()
-    alone = [evidence.measure(problem, initial(network, 1), clients.select([c]), plan, rng)[0] for c in range(40)]
+    assert (together[~measured, 2:] == 0).all() and (together[measured] > 0).all()
+    torch.testing.assert_close(together[:, 1], evidence.training_time(clients.sizes, plan))  # all of them
+    alone = [measure(problem, initial(network, 1), clients.select([c]), plan, rng)[0] for c in range(40)]
     torch.testing.assert_close(torch.stack(alone), together, rtol=1e-10, atol=0.0)
-    assert (evidence.measure(problem, initial(network, 40), clients, plan, RNG)[:, 0] == 1).all()  # all in the first round
+    assert (measure(problem, initial(network, 40), clients, plan, RNG)[:, 0] == 1).all()  # all in the first round
 
 
 @pytest.mark.parametrize("kind", ["batch norm", "dropout"])
@@ -237,7 +254,7 @@ def test_dropout_does_not_shrink_a_learned_model() -> None:
 
 
 def test_without_a_measurement_the_prior_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedhb.algorithms.niw.measure", lambda problem, at, clients, plan, rng: torch.zeros(len(clients), 9))
+    monkeypatch.setattr("fedhb.algorithms.niw.measure", lambda problem, found, begun, clients, plan, rng: torch.zeros(len(clients), 10))
     run = fedhb.fit(mlp(4, 5, 3), labelled(9, 6, 4), NIW(prior_scale=0.5), rounds=2, fraction=1.0, seed=3, progress=False)
     assert run.state.server["V0"].tolist() == run.state.server["personal_V0"].tolist() == [0.25 * (19 + 3)] * 4
 

@@ -7,7 +7,8 @@ import torch
 from problems import RNG, labelled, mlp, plan_of
 
 from fedhb.algorithms import NIW, Federation, Problem
-from fedhb.algorithms.relaxation import FACTOR, LAST, begin, factor, relaxed
+from fedhb.algorithms.evidence import layer_sizes, steepness, training_time
+from fedhb.algorithms.relaxation import FACTOR, LAST, along, begin, factor, lengths, relaxed
 from fedhb.likelihood import Categorical
 from fedhb.network import Network
 from fedhb.seeding import Randomness
@@ -55,6 +56,61 @@ def test_factors_by_hand() -> None:
     assert factor(-g, g, 2.0) == 1.0
     assert factor(torch.tensor([-4.0, 3.0]), g, 1.4) == pytest.approx(1.4)  # neither for nor against
     assert factor(0.2 * g, g, 1.2) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(("curvature", "precision"), [(0.0, 3.0), (0.5, 2.0), (2.0, 0.5), (40.0, 10.0)])
+def test_a_step_as_if_the_prior_had_gone_along(curvature: float, precision: float) -> None:
+    """Gradient flow of three clients under a prior that stays at m0, and under one whose mean is theirs at every moment."""
+    optima, time, steps = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64), 0.3, 30_000
+    slopes = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)  # where the loss is linear
+
+    def flow(goes_along: bool) -> float:
+        m = torch.zeros(3, dtype=torch.float64)
+        for _ in range(steps):
+            mean = m.mean() if goes_along else 0.0
+            gradient = curvature * (m - optima) if curvature else -slopes
+            m = m - time / steps * (gradient + precision * (m - mean))
+        return float(m.mean())
+
+    omega = along(torch.tensor([curvature]), torch.tensor([precision]), time).item()
+    assert 1.0 < omega < 2.0
+    assert omega * flow(False) == pytest.approx(flow(True), rel=1e-3)
+
+
+def test_lengths_at_their_ends() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    assert along(3 * one, 0 * one, 0.5).item() == 1.0  # no prior
+    assert along(3 * one, 2 * one, 0.0).item() == 1.0  # no training
+    assert along(1e9 * one, one, 0.5).item() == pytest.approx(1.0)  # the data have the last word
+    assert along(4 * one, one, 1e6).item() == pytest.approx(1.25)  # training converges
+    assert along(0 * one, 1e9 * one, 0.5).item() == 2.0  # as far as it goes
+
+
+@pytest.mark.parametrize("update", ["body", "full"])
+def test_the_servers_step_is_as_long_as_the_prior_asks(update: str) -> None:
+    """Layer by layer, with the evidence and the prior that the clients were sent; no step before it, so none to agree with."""
+    network, clients = Network(mlp(4, 6, 3)), labelled(6, 7)
+    problem = Problem(network, Categorical(3), Federation(2, 13, 3))
+    plain, longer = NIW(update=update, relax=False), NIW(update=update, along=True)
+    counts = layer_sizes(network, update == "full")
+    server = longer.start(problem, RNG)
+    server["V0"] = torch.full_like(server["V0"], 0.5 * 16.0)  # n0 = 16, a precision of 2
+    server["evidence"] = torch.rand(5, len(counts), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    received = longer.broadcast(server, [0, 1])
+    plan = plan_of(epochs=2, lr=0.3, train_head=update == "full")
+    found, _ = longer.local_update(problem, received, clients, {}, plan, RNG)
+    summary = longer.summarise(problem, received, found, RNG)
+    usual, new = (one.aggregate(problem, dict(server), summary, RNG) for one in (plain, longer))
+    precision = torch.full((len(counts),), 2.0, dtype=torch.float64)
+    omega = lengths(server, summary, counts, precision)
+    time = training_time(clients.sizes, plan).mean().item()
+    first = along(steepness(server["evidence"], counts), precision, time)
+    torch.testing.assert_close(omega[0].item(), first[0].item(), rtol=1e-6, atol=0.0)
+    assert omega.unique().numel() > 1 and 1.0 < omega.max() <= 2.0
+    assert new[FACTOR].item() == 1.0
+    for key, part in zip(("m0", "head"), omega.split([network.num_params, len(omega) - network.num_params]), strict=True):
+        if len(part):
+            torch.testing.assert_close(new[key], server[key] + part.to(new[key]) * (usual[key] - server[key]))
 
 
 @pytest.mark.parametrize("update", ["body", "full"])

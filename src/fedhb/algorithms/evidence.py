@@ -78,9 +78,20 @@ def best_variance(seen: Tensor, ratio: Tensor | float = 1.0) -> Tensor:
 
 def personal_variance(seen: Tensor, counts: Sequence[int]) -> Tensor:
     """u [L] with curvature in k directions of each layer, k = tr(H)^2 / tr(H^2) between 1 and d."""
-    h, size = _curvature(seen).clamp_min(TINY), torch.tensor(counts).to(seen)
-    k = (h.square() * seen[2].clamp_min(1.0) / seen[4].clamp_min(TINY**2)).clamp_min(1.0).minimum(size)
-    return best_variance(seen, size / k)
+    return best_variance(seen, torch.tensor(counts).to(seen) / directions(seen, counts))
+
+
+def directions(seen: Tensor, counts: Sequence[int]) -> Tensor:
+    """k [L]."""
+    h = _curvature(seen).clamp_min(TINY)
+    return (
+        (h.square() * seen[2].clamp_min(1.0) / seen[4].clamp_min(TINY**2)).clamp_min(1.0).minimum(torch.tensor(counts).to(seen))
+    )
+
+
+def steepness(seen: Tensor, counts: Sequence[int]) -> Tensor:
+    """tr(H_l) / k_l [L], the curvature in those directions that have some."""
+    return torch.tensor(counts).to(seen) * _curvature(seen) / directions(seen, counts)
 
 
 def unlearned(V0: Tensor) -> Arrays:
@@ -91,7 +102,7 @@ def unlearned(V0: Tensor) -> Arrays:
 def learn(server: Arrays, summary: Arrays, counts: Sequence[int], n0: float) -> Arrays:
     """V0 [L] = n0 u for both uses, by the evidence of all clients that have answered, under the m0 that each received."""
     s, found = scatter(summary, counts), summary["curvature"]
-    seen = server["evidence"] + torch.stack([summary["count"].to(s).expand_as(s), s, found[0].expand_as(s), *found[1:].chunk(2)])
+    seen = server["evidence"] + torch.stack([summary["count"].to(s).expand_as(s), s, found[0].expand_as(s), *found[2:].chunk(2)])
     known = seen[2] > 0  # nothing, before the first measurement
     new = {
         key: torch.where(known, n0 * u, server[key].double()).to(server[key].dtype)
@@ -110,20 +121,30 @@ def _curvature(seen: Tensor) -> Tensor:
     return seen[3] / seen[2].clamp_min(1.0)
 
 
-def measure(problem: Problem, weights: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
-    """[C, 1 + 2 L]: 1, h_il and tr(H_il^2) / d_l^2 for some clients, drawn by their own coins (in round 1 for all), else zeros.
+def measure(problem: Problem, found: Arrays, begun: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
+    """[C, 2 + 2 L] at what clients found (what they do not send is as it was when they began): 1, their time of training, h_il
+    and tr(H_il^2) / d_l^2 for some clients, drawn by their own coins (in round 1 for all), else zeros but for the time.
 
     A gradient on one batch is a twelfth of a client's work in the paper's experiments, and the mean of few is good enough.
     """
-    found = weights.theta.new_zeros(len(clients), 1 + 2 * len(layer_sizes(problem.network, plan.train_head)))
+    own = [found["m"], *(found.get(key, getattr(begun, key)) for key in ("head", "buffers"))]
+    seen = begun.theta.new_zeros(len(clients), 2 + 2 * len(layer_sizes(problem.network, plan.train_head)))
+    seen[:, 1] = training_time(clients.sizes, plan)
     for c, i in enumerate(clients.ids.tolist()):
         generator = rng(i, "curvature")
         if rng.round == 1 or float(torch.rand((), generator=generator)) < MEASURED:
             x, _ = clients.train.examples(c)
-            row = slice(c, c + 1)
-            at = Weights(weights.theta[row], weights.head[row], weights.buffers[row])
-            found[c, 0], found[c, 1:] = 1.0, curvature(problem, at, x, plan, generator)
-    return found
+            seen[c, 0], seen[c, 2:] = 1.0, curvature(problem, Weights(*(v[c : c + 1] for v in own)), x, plan, generator)
+    return seen
+
+
+def training_time(sizes: Tensor, plan: Plan) -> Tensor:
+    """t [C]: how far a constant gradient of the summed loss takes clients of these sizes, with momentum from zero.
+
+    The steps s = 1..T go lr (1 - momentum^s) / (1 - momentum) each, on the mean loss.
+    """
+    steps, beta = plan.epochs * torch.ceil(sizes.double() / plan.batch_size), plan.momentum
+    return plan.lr / (1.0 - beta) * (steps - beta * (1.0 - beta**steps) / (1.0 - beta)) / sizes
 
 
 def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator) -> Tensor:

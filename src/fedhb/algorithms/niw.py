@@ -34,11 +34,10 @@ from fedhb.algorithms.evidence import PERSONAL, layer_sizes, learn, means, measu
 from fedhb.algorithms.few import in_as_many_steps
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
-from fedhb.algorithms.relaxation import FACTOR, LAST, begin, relaxed
+from fedhb.algorithms.relaxation import FACTOR, LAST, begin, lengths, relaxed
 from fedhb.algorithms.sums import average_shared, blocks, differences, shared_parts, summarise_shared
 from fedhb.clients import Clients
 from fedhb.likelihood import check_sample
-from fedhb.network import Weights
 from fedhb.seeding import Randomness
 
 TINY = 1e-12
@@ -58,6 +57,7 @@ class NIW(Bounded, Hierarchical):
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
     lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
+    along: bool = field(default=False, metadata={"help": "relax too where the prior has shortened the step (relaxation.py)"})
     same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
     prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only in the first round"})
     dof: Literal["full", "per_coordinate", "per_layer"] = field(
@@ -119,8 +119,7 @@ class NIW(Bounded, Hierarchical):
         if self.dof == "per_layer":
             return 1.0 / self._per_weight(problem, self._variance(problem, received))[0]
         q = self.posterior(problem, received)
-        weight = q.n0 + (q.dim + 1 if self.precision == "mode" else 0)
-        return self.p_do * weight / q.V0
+        return self.p_do * (q.n0 + (q.dim + 1 if self.precision == "mode" else 0)) / q.V0
 
     def pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull:
         """mu = kl_weight p_do (n0 + dim + 1) / (V0 |D_i|) per coordinate, or kl_weight / (u |D_i|) per layer, towards m0."""
@@ -143,9 +142,7 @@ class NIW(Bounded, Hierarchical):
         """Alg. 4, step 3; per layer, some clients' curvature at what they found too."""
         found, memory = super().local_update(problem, received, clients, memory, plan, rng)
         if self.dof == "per_layer":
-            begun = self.beginning(problem, received, clients)
-            at = Weights(found["m"], found.get("head", begun.head), found.get("buffers", begun.buffers))
-            found["curvature"] = measure(problem, at, clients, plan, rng)
+            found["curvature"] = measure(problem, found, self.beginning(problem, received, clients), clients, plan, rng)
         return found, memory
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
@@ -206,9 +203,12 @@ class NIW(Bounded, Hierarchical):
                 # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
                 around = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
                 new["V0"][part] = self._scale(problem, m0, around.clamp_min_(0.0))
-        learned = learn(server, summary, self._layers(problem), self._n0(problem)) if layered else {}
-        new |= learned | average_shared(server, summary)
-        return new | relaxed(server, new, [key for key in ("m0", "head") if key in new]) if layered and self.relax else new
+        counts = self._layers(problem)
+        new |= (learn(server, summary, counts, self._n0(problem)) if layered else {}) | average_shared(server, summary)
+        if layered and self.relax:
+            longer = lengths(server, summary, counts, self.kl_weight / self._variance(problem, server)) if self.along else None
+            new |= relaxed(server, new, [key for key in ("m0", "head") if key in new], longer)
+        return new
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
         """u [L], the prior's variance per layer."""
