@@ -254,7 +254,9 @@ def test_dropout_does_not_shrink_a_learned_model() -> None:
 
 
 def test_without_a_measurement_the_prior_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedhb.algorithms.niw.measure", lambda problem, found, begun, clients, plan, rng: torch.zeros(len(clients), 10))
+    monkeypatch.setattr(
+        "fedhb.algorithms.niw.measure", lambda problem, found, begun, clients, *rest: torch.zeros(len(clients), 10)
+    )
     run = fedhb.fit(mlp(4, 5, 3), labelled(9, 6, 4), NIW(prior_scale=0.5), rounds=2, fraction=1.0, seed=3, progress=False)
     assert run.state.server["V0"].tolist() == run.state.server["personal_V0"].tolist() == [0.25 * (19 + 3)] * 4
 
