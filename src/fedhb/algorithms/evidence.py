@@ -83,10 +83,8 @@ def personal_variance(seen: Tensor, counts: Sequence[int]) -> Tensor:
 
 def directions(seen: Tensor, counts: Sequence[int]) -> Tensor:
     """k [L]."""
-    h = _curvature(seen).clamp_min(TINY)
-    return (
-        (h.square() * seen[2].clamp_min(1.0) / seen[4].clamp_min(TINY**2)).clamp_min(1.0).minimum(torch.tensor(counts).to(seen))
-    )
+    h, size = _curvature(seen).clamp_min(TINY), torch.tensor(counts).to(seen)
+    return (h.square() * seen[2].clamp_min(1.0) / seen[4].clamp_min(TINY**2)).clamp_min(1.0).minimum(size)
 
 
 def steepness(seen: Tensor, counts: Sequence[int]) -> Tensor:

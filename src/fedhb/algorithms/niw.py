@@ -14,7 +14,7 @@ and the server has a closed form (eq:niw_server_m0_V0), from count, sum_i (m_i -
 `dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate"). With
 dof="per_layer" the weights of a tensor share one variance V0/n0, which is learned from the scatter of the m_i and the curvature
 of the clients' losses (evidence.py), also for the head (update="full"), and the server's step may be longer (relaxation.py).
-Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, and two numbers for each tensor.
+Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, two numbers for each tensor, and a time.
 """
 
 from __future__ import annotations
