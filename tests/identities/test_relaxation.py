@@ -119,7 +119,7 @@ def test_the_servers_second_step(update: str) -> None:
     network = Network(mlp(4, 6, 3))
     clients = labelled(6, 7)
     problem = Problem(network, Categorical(3), Federation(2, 13, 3))
-    plain, longer = NIW(update=update, relax=False), NIW(update=update, relax=True)
+    plain, longer = NIW(update=update, relax=False), NIW(update=update, relax=True, along=False)
     server, other = (one.start(problem, RNG) for one in (plain, longer))
     assert plain.broadcast(server, [0]).keys() == longer.broadcast(other, [0]).keys()
     keys = [key for key in ("m0", "head") if key in server]
