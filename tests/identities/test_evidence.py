@@ -112,7 +112,7 @@ def test_it_finds_the_truth_where_a_spike_collapses(truth: float) -> None:
             u = s.view(1).clamp_min(1e-9) if spike else evidence.best_variance(seen_of(s.item(), h.item()))
         ends.append(u.item())
     assert ends[0] == pytest.approx(truth, rel=0.1)
-    assert ends[1] < 0.2 * truth
+    assert ends[1] < 1e-6
 
 
 @pytest.mark.parametrize(("s", "h", "k"), [(1e-6, 0.1, 3.0), (0.3, 2.0, 12.0), (1e-3, 1e-4, 50.0)])
@@ -149,10 +149,13 @@ def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) ->
             m = torch.linalg.solve(H + torch.eye(d) / u, xy + m0 / u)
             m0 = m.mean(0)
             row = torch.stack([2.0 * square]).view(1, 1)
-            u = best(torch.cat([seen_of((m - m0).square().mean().item(), h.item()), row]))
-        ends.append(u.item())
-    assert ends[1] == pytest.approx(truth, rel=0.15)
-    assert ends[0] < 0.5 * truth
+            seen = torch.cat([seen_of((m - m0).square().mean().item(), h.item()), row])
+            u = best(seen)
+        ends.append((u.item(), evidence.personal_variance(seen, [d]).item()))
+    (rounds, read_off), (alone, _) = ends
+    assert alone == pytest.approx(truth, rel=0.15)
+    # NIW's clients are fitted under the variance of the rounds, which holds them together: nearer the truth than it, and low
+    assert rounds < 0.5 * truth and rounds < read_off < 0.75 * truth
 
 
 def test_a_run_learns_its_prior_and_pulls_the_head() -> None:

@@ -19,7 +19,7 @@ the prior of a personalisation (`personal_variance`); in the rounds the other on
 
 `seen` [5, L] holds sums over the clients that have answered in any round: their number and their scatter, and the number of
 those that measured their curvature, h_il and tr(H_il^2) / d_l^2. Clients hardly move in the last rounds, when the learning rate
-is small; pooling the rounds keeps u from following them to zero.
+is small; pooling the rounds keeps u from following them to zero. All of it is for kl_weight = 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MEASURED = 0.1
 """The share of clients that measure their curvature in a round."""
 
 TINY = 1e-12
-"""Scatter and curvature are not taken below it: a layer that never moves is held where it is."""
+"""Scatter and curvature are not taken below it."""
 
 
 def layer_sizes(network: Network, with_head: bool) -> list[int]:
@@ -149,8 +149,8 @@ def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generat
     """h_il and tr(H_il^2) / d_l^2 [2 L] of a client with the inputs x, with the Fisher information nF for H, from one batch.
 
     Under targets drawn from the model itself gradients have mean zero. So for the mean gradients g, g' of the two halves, of B
-    and B' examples, B |g|^2 is an unbiased estimate of tr(F), and B B' (g . g')^2 of tr(F^2). Fewer than four examples are both
-    halves, because batch norm needs two.
+    and B' examples, B |g|^2 is an unbiased estimate of tr(F), and B B' (g . g')^2 of tr(F^2) but for
+    pairs of an example with itself. Fewer than four examples are both halves.
     """
     n, chosen = len(x), torch.randperm(len(x), generator=generator)[: plan.batch_size]
     halves = (chosen[0::2], chosen[1::2]) if len(chosen) >= 4 else (chosen, chosen)

@@ -57,7 +57,7 @@ class NIW(Bounded, Hierarchical):
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
     lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
-    along: bool = field(default=True, metadata={"help": "relax too where the prior has shortened the step (relaxation.py)"})
+    along: bool = field(default=True, metadata={"help": "with relax: a longer step too where the prior has shortened it"})
     same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
     prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only in the first round"})
     dof: Literal["full", "per_coordinate", "per_layer"] = field(

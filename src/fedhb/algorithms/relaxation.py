@@ -6,8 +6,9 @@
 Such steps are slow where the prior is stiff against the data: with curvature lambda and prior precision 1/u a round goes
 lambda / (lambda + 1/u) of the way. Near an optimum g_t = (I - omega A) g_{t-1}, where A has these shares for eigenvalues, so
 r_t = 1 - omega a with a the mean of them that g_{t-1} sees, and omega_t = 1/a: Barzilai and Borwein's step. As no share is above
-1, every omega in (0, 2) converges ("Adaptive overrelaxed bound optimization methods", Salakhutdinov and Roweis, 2003). What
-a cohort's mean is off by is gone in the next round, which makes r_t smaller, so a noisy step is not lengthened.
+1 for clients that reach their optimum, every omega in (0, 2) converges ("Adaptive overrelaxed bound optimization methods",
+Salakhutdinov and Roweis, 2003). What a cohort's mean is off by is gone in the next round, which makes r_t smaller, so a noisy
+step is not lengthened.
 
 The prior's mean stays at m0 while clients train. Were m0 the mean of their m_i at every moment, the prior would damp what clients
 differ by and leave alone what they have in common. From a gradient G a client goes D(lambda + 1/u) G in a direction with
@@ -17,7 +18,8 @@ mean that goes along it were D(lambda) G for all of them together. So layer by l
     omega_l = D(lambda_l) / D(lambda_l + 1/u_l),     lambda_l = tr(H_l) / k_l, the curvature in k_l directions (evidence.py)
 
 times as long, and at most 2: 1 in a layer whose data have the last word, 1 + 1/(u lambda) where training converges, and where
-it ends early in a flat layer, as much as the prior has taken from it there.
+it ends early in a flat layer, as much as the prior has taken from it there. Before the first measurement lambda counts as 0.
+omega_t is that of steps omega_{t-1} times as long in every layer: where layers went further it comes out shorter.
 """
 
 from __future__ import annotations

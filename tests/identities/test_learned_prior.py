@@ -1,0 +1,95 @@
+"""NIW's learned prior, by hand: two rounds of unequal clients of whom, in the second, only some measure their curvature."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import labelled, mlp, plan_of
+from torch import Tensor
+
+from fedhb.algorithms import NIW, Federation, Problem, evidence
+from fedhb.algorithms.relaxation import FACTOR, LAST, factor
+from fedhb.likelihood import Categorical
+from fedhb.network import Network, Weights
+from fedhb.seeding import Randomness
+
+D = torch.tensor([24, 6, 18, 3])
+"""The weights of mlp(4, 6, 3), tensor by tensor."""
+SIZES = torch.tensor([9, 6, 4, 17, 8, 5, 12, 7, 6, 10, 11, 4, 9, 8, 30, 6]).double()
+LR, MOMENTUM, EPOCHS, BATCH = 0.1, 0.5, 2, 4
+
+
+def root(s: Tensor, h: Tensor, ratio: Tensor | float = 1.0) -> Tensor:
+    """The positive root of h u^2 - s r h u - s = 0."""
+    return (s * ratio + torch.sqrt((s * ratio) ** 2 + 4 * s / h)) / 2
+
+
+def traces(measured: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """tr(H) [L] in the mean of those who measured, and the number of directions, tr(H)^2 / tr(H^2) between 1 and d."""
+    tr_H, tr_HH = (torch.stack(rows).mean(0) for rows in zip(*measured, strict=True))
+    return tr_H, (tr_H**2 / tr_HH).clamp_min(1.0).minimum(D.double())
+
+
+def mean_time() -> float:
+    """How far a gradient of 1 of the summed loss takes clients, in their mean."""
+    times = []
+    for n in SIZES.tolist():
+        place = velocity = 0.0
+        for _ in range(EPOCHS * -(-int(n) // BATCH)):
+            velocity = MOMENTUM * velocity + 1.0 / n
+            place += LR * velocity
+        times.append(place)
+    return sum(times) / len(times)
+
+
+def way(x: Tensor, t: float) -> Tensor:
+    """(1 - e^{-t x}) / x."""
+    return torch.where(x > 0, (1 - torch.exp(-t * x)) / x.clamp_min(1e-300), t)
+
+
+@pytest.mark.parametrize("kl_weight", [1.0, 0.3])
+def test_two_rounds(kl_weight: float) -> None:
+    network, clients = Network(mlp(4, 6, 3)), labelled(*SIZES.int().tolist())
+    N, total = len(SIZES), int(SIZES.sum())
+    problem, algorithm = Problem(network, Categorical(3), Federation(N, total, 3)), NIW(p_do=1.0, kl_weight=kl_weight)
+    plan = plan_of(epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=MOMENTUM, train_head=True)
+    server, n0 = algorithm.start(problem, Randomness(1, 0)), total + 3.0
+    u, scatter = torch.ones(4).double(), torch.zeros(4).double()
+    measured: list[tuple[Tensor, Tensor]] = []
+    for number in (1, 2):
+        rng, received = Randomness(1, number), algorithm.broadcast(server, range(N))
+        pulls = [algorithm.pull(problem, received, SIZES), algorithm.head_pull(problem, received, SIZES)]
+        for pull, own in zip(pulls, (u[:2], u[2:]), strict=True):
+            assert pull is not None
+            torch.testing.assert_close(pull.mu.double(), kl_weight / own / SIZES.unsqueeze(1), rtol=1e-6, atol=0.0)
+
+        found, _ = algorithm.local_update(problem, received, clients, {}, plan, rng)
+        new = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, rng), rng)
+        m0, m = torch.cat([server["m0"], server["head"]]), torch.cat([found["m"], found["head"]], 1)
+
+        # the step, by what was known when the round began: of curvature nothing in the first
+        tr_H, k = traces(measured) if measured else (torch.zeros(4).double(), D.double())
+        least = (way(tr_H / k, mean_time()) / way(tr_H / k + kl_weight / u, mean_time())).clamp(1.0, 2.0)
+        g = m.mean(0) - m0
+        omega = factor(g, server[LAST], server[FACTOR].item())
+        longer = least.clamp_min(omega).repeat_interleave(D)
+        torch.testing.assert_close(torch.cat([new["m0"], new["head"]]), m0 + longer * g, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(new[LAST], g)
+        assert new[FACTOR].item() == pytest.approx(omega)
+
+        # the prior, by what is known after it
+        scatter += torch.stack([part.square().mean(1).sum() for part in (m - m0).split(D.tolist(), 1)])
+        for c in range(N):
+            generator = rng(c, "curvature")
+            if number == 1 or float(torch.rand((), generator=generator)) < evidence.MEASURED:
+                own_weights = Weights(m[c : c + 1, :30], m[c : c + 1, 30:], torch.zeros(1, 0))
+                curvature = evidence.curvature(problem, own_weights, clients.train.examples(c)[0], plan, generator)
+                measured.append((D * curvature[:4], D**2 * curvature[4:]))
+        tr_H, k = traces(measured)
+        s, h = scatter / (N * number), tr_H / D
+        u = root(s, h)
+        torch.testing.assert_close(new["V0"].double(), n0 * u, rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(new["personal_V0"].double(), n0 * root(s, h, D / k), rtol=1e-6, atol=0.0)
+        server = new | {LAST: -new[LAST]}  # a last step with which the next does not agree: omega is 1
+    assert N < len(measured) < 2 * N  # some did in the second round, and some did not
+    assert least.unique().numel() > 1 and least.min() > omega  # or the step has shown nothing
