@@ -111,6 +111,9 @@ def test_the_servers_step_is_as_long_as_the_prior_asks(update: str) -> None:
     for key, part in zip(("m0", "head"), omega.split([network.num_params, len(omega) - network.num_params]), strict=True):
         if len(part):
             torch.testing.assert_close(new[key], server[key] + part.to(new[key]) * (usual[key] - server[key]))
+    # of clients that go on from where they were the prior has taken another share
+    elsewhere = NIW(update=update, along=True, begin="last").aggregate(problem, dict(server), summary, RNG)
+    torch.testing.assert_close(elsewhere["m0"], usual["m0"])
 
 
 @pytest.mark.parametrize("update", ["body", "full"])

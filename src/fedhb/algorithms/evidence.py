@@ -149,8 +149,8 @@ def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generat
     """h_il and tr(H_il^2) / d_l^2 [2 L] of a client with the inputs x, with the Fisher information nF for H, from one batch.
 
     Under targets drawn from the model itself gradients have mean zero. So for the mean gradients g, g' of the two halves, of B
-    and B' examples, B |g|^2 is an unbiased estimate of tr(F), and B B' (g . g')^2 of tr(F^2) but for
-    pairs of an example with itself. Fewer than four examples are both halves.
+    and B' examples, B |g|^2 is an unbiased estimate of tr(F), and B B' (g . g')^2 of tr(F^2), but for pairs of an example with
+    itself. Fewer than four examples are both halves.
     """
     n, chosen = len(x), torch.randperm(len(x), generator=generator)[: plan.batch_size]
     halves = (chosen[0::2], chosen[1::2]) if len(chosen) >= 4 else (chosen, chosen)

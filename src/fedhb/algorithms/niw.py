@@ -206,7 +206,8 @@ class NIW(Bounded, Hierarchical):
         counts = self._layers(problem)
         new |= (learn(server, summary, counts, self._n0(problem)) if layered else {}) | average_shared(server, summary)
         if layered and self.relax:
-            longer = lengths(server, summary, counts, self.kl_weight / self._variance(problem, server)) if self.along else None
+            held = self.along and self.begin == "global"  # from m0 on; elsewhere the way is not D's
+            longer = lengths(server, summary, counts, self.kl_weight / self._variance(problem, server)) if held else None
             new |= relaxed(server, new, [key for key in ("m0", "head") if key in new], longer)
         return new
 
