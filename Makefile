@@ -18,7 +18,7 @@ demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits, compare
 	$(BIN)/fedhb compare examples/demo.toml --out runs/demo --resume
 	$(BIN)/fedhb report runs/demo
 
-test: $(READY) lint  ## Lint, type checks, and every test
+test: $(READY) lint  ## Lint, type checks, and the tests but those of the targets below
 	$(BIN)/python -m pytest -n 2
 
 test-faults: $(READY)  ## Crashes, full disks, dead workers, damaged files, hostile clients: a part of each (under ten minutes)
