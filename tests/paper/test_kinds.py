@@ -150,6 +150,7 @@ def test_convergence_keeps_the_curve(tmp_path):
     ends = {name: statistics.fmean(convergence.end(curve) for cell, curve in curves if cell == name) for name in lengths}
     text = shown(convergence.tables(experiment.settings, [], records))
     assert f"{ends['f=0.5'] - ends['all']:+,.0f}" in text and "+0" in text and f"{ends['f=0.5']:,.0f} ±" in text
+    assert "3 rounds, seeds 0,1" in text and "6 rounds, seeds 0,1" in text
     lost = [r if r["key"]["cell"] == "all" else {**r, "result": {"diverged": "said"}} for r in records]
     assert "f=0.5 2 diverged" in shown(convergence.tables(experiment.settings, [], lost))
     chosen = cells.settings_of(experiment.settings, {"cell": "f=0.5", "variant": "niw", "seed": 0})

@@ -23,7 +23,7 @@ from fedhb.figures import Figure
 from fedhb.paper import cells, pictures
 from fedhb.paper.cells import Tell, Told, dataset_of, settings_of, work
 from fedhb.paper.records import Key
-from fedhb.paper.table import diverged, spread
+from fedhb.paper.table import diverged, label, seeds_of, spread
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
 
@@ -69,15 +69,16 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
         title = f"{variant}: negative ELBO by round"
         table = Table("", *map(str, rounds), "end", *(["above the optimum"] if least is not None else []), title=title)
         for cell, each in curves.items():
+            name = cell + diverged(runs[cell]) + label(runs[cell], [seeds_of(runs[cell])])
             if not each:
-                table.add_row(cell + diverged(runs[cell]))
+                table.add_row(name)
                 continue
             values = [statistics.fmean(c[n - 1] for c in each) if n <= len(each[0]) else None for n in rounds]
             ends = [end(curve) for curve in each]
             around = f" ±{statistics.stdev(ends):,.0f}" if len(ends) > 1 else ""
             above = [f"{statistics.fmean(ends) - least:+,.0f}"] if least is not None else []
             texts = ["" if value is None else f"{value:,.0f}" for value in values]
-            table.add_row(cell + diverged(runs[cell]), *texts, f"{statistics.fmean(ends):,.0f}{around}", *above)
+            table.add_row(name, *texts, f"{statistics.fmean(ends):,.0f}{around}", *above)
         found.append(table)
     return found + _personalisation(settings, records)
 
