@@ -47,11 +47,14 @@ def way(x: Tensor, t: float) -> Tensor:
     return torch.where(x > 0, (1 - torch.exp(-t * x)) / x.clamp_min(1e-300), t)
 
 
-@pytest.mark.parametrize("kl_weight", [1.0, 0.3])
-def test_two_rounds(kl_weight: float) -> None:
+@pytest.mark.parametrize(("kl_weight", "lambda0"), [(1.0, 0.0), (0.3, 0.0), (1.0, 1.0), (0.3, 2.0)])
+def test_two_rounds(kl_weight: float, lambda0: float) -> None:
     network, clients = Network(mlp(4, 6, 3)), labelled(*SIZES.int().tolist())
     N, total = len(SIZES), int(SIZES.sum())
-    problem, algorithm = Problem(network, Categorical(3), Federation(N, total, 3)), NIW(p_do=1.0, kl_weight=kl_weight)
+    problem, algorithm = (
+        Problem(network, Categorical(3), Federation(N, total, 3)),
+        NIW(p_do=1.0, kl_weight=kl_weight, lambda0=lambda0),
+    )
     plan = plan_of(epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=MOMENTUM, train_head=True)
     server, n0 = algorithm.start(problem, Randomness(1, 0)), total + 3.0
     u, scatter = torch.ones(4).double(), torch.zeros(4).double()
@@ -69,11 +72,13 @@ def test_two_rounds(kl_weight: float) -> None:
 
         # the step, by what was known when the round began: of curvature nothing in the first
         tr_H, k = traces(measured) if measured else (torch.zeros(4).double(), D.double())
-        least = (way(tr_H / k, mean_time()) / way(tr_H / k + kl_weight / u, mean_time())).clamp(1.0, 2.0)
+        c = kl_weight / u * lambda0 / (N + lambda0) * torch.tensor([1.0, 1.0, 0.0, 0.0])  # the head is not in mu
+        least = (way(tr_H / k + c, mean_time()) / way(tr_H / k + kl_weight / u, mean_time())).clamp(1.0, 2.0)
         g = m.mean(0) - m0
         omega = factor(g, server[LAST], server[FACTOR].item())
         longer = least.clamp_min(omega).repeat_interleave(D)
-        torch.testing.assert_close(torch.cat([new["m0"], new["head"]]), m0 + longer * g, rtol=1e-6, atol=1e-9)
+        left = torch.exp(-mean_time() * c).repeat_interleave(D)
+        torch.testing.assert_close(torch.cat([new["m0"], new["head"]]), left * m0 + longer * g, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(new[LAST], g)
         assert new[FACTOR].item() == pytest.approx(omega)
 

@@ -77,6 +77,34 @@ def test_a_step_as_if_the_prior_had_gone_along(curvature: float, precision: floa
     assert omega * flow(False) == pytest.approx(flow(True), rel=1e-3)
 
 
+@pytest.mark.parametrize(("count", "lambda0", "precision"), [(100, 1.0, 4.0), (5, 1.0, 3.0), (3, 2.0, 1.0)])
+def test_a_prior_on_mu_is_weight_decay_while_clients_train(count: int, lambda0: float, precision: float) -> None:
+    """Gradient flow on slopes from m0 = 2, under a prior that stays there and one whose mean is at every moment N / (N + lambda0)
+    times that of the clients. Then the model's own optimum, where m0 stays."""
+    slopes, time, steps = torch.linspace(-1.0, 6.0, count, dtype=torch.float64), 0.3, 20_000
+
+    def flow(goes_along: bool) -> float:
+        m = torch.full((count,), 2.0, dtype=torch.float64)
+        for _ in range(steps):
+            mean = count / (count + lambda0) * m.mean() if goes_along else 2.0
+            m = m + time / steps * (slopes - precision * (m - mean))
+        return float(m.mean())
+
+    zero, share = torch.zeros(1, dtype=torch.float64), lambda0 / (count + lambda0)
+    summary = {"curvature": torch.tensor([0.0, count * time]), "count": torch.tensor(float(count))}
+    seen = torch.tensor([[9.0], [1.0], [0.0], [0.0], [0.0]], dtype=torch.float64)  # nobody has measured a curvature
+    server = {"m0": torch.full((1,), 2.0, dtype=torch.float64), "evidence": seen}
+    omega, lost = lengths(server, summary, [1], zero + precision, share)
+    assert 1.0 < omega.item() < 2.0 and lost.item() > 1e-3
+    reached = relaxed(server | begin([zero]), {"m0": zero + flow(False)}, ["m0"], (omega, lost))["m0"].item()
+    assert reached == pytest.approx(flow(True), rel=1e-4)
+    # d/dmu of lambda0 precision / 2 mu^2 at mu = N / (N + lambda0) m0 is the slopes' sum
+    server["m0"] = (slopes.mean() / (share * precision)).reshape(1)
+    step = -torch.expm1(torch.tensor(-time * precision)) / precision * slopes.mean()
+    stays = relaxed(server | begin([zero]), {"m0": server["m0"] + step}, ["m0"], (omega, lost))["m0"]
+    torch.testing.assert_close(stays, server["m0"], rtol=1e-6, atol=0.0)
+
+
 def test_lengths_at_their_ends() -> None:
     one = torch.ones(1, dtype=torch.float64)
     assert along(3 * one, 0 * one, 0.5).item() == 1.0  # no prior
@@ -102,7 +130,8 @@ def test_the_servers_step_is_as_long_as_the_prior_asks(update: str) -> None:
     summary = longer.summarise(problem, received, found, RNG)
     usual, new = (one.aggregate(problem, dict(server), summary, RNG) for one in (plain, longer))
     precision = torch.full((len(counts),), 2.0, dtype=torch.float64)
-    omega = lengths(server, summary, counts, precision)
+    omega, lost = lengths(server, summary, counts, precision, 0.0)
+    assert not lost.any()
     time = training_time(clients.sizes, plan).mean().item()
     first = along(steepness(server["evidence"], counts), precision, time)
     torch.testing.assert_close(omega[0].item(), first[0].item(), rtol=1e-6, atol=0.0)

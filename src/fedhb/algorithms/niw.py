@@ -13,7 +13,7 @@ and the server has a closed form (eq:niw_server_m0_V0), from count, sum_i (m_i -
 
 `dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate"). With
 dof="per_layer" the weights of a tensor share one variance V0/n0, which is learned from the scatter of the m_i and the curvature
-of the clients' losses (evidence.py), also for the head (update="full"), and the server's step may be longer (relaxation.py).
+of the clients' losses (evidence.py), also for the head (update="full"), and the server goes as far as they have (relaxation.py).
 Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, two numbers for each tensor, and a time.
 """
 
@@ -55,9 +55,9 @@ class NIW(Bounded, Hierarchical):
     num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
-    lambda0: float = field(default=0.0, metadata={"help": "prior count on mu: m0 shrinks by N/(N+lambda0) a round; 1 as printed"})
+    lambda0: float = field(default=0.0, metadata={"help": "prior count on mu, a pull of m0 to zero; 1 as printed, 0 for none"})
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
-    along: bool = field(default=True, metadata={"help": "with relax: a longer step too where the prior has shortened it"})
+    along: bool = field(default=True, metadata={"help": "with relax: a step as if mu had gone along with the clients"})
     same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
     prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only in the first round"})
     dof: Literal["full", "per_coordinate", "per_layer"] = field(
@@ -191,8 +191,9 @@ class NIW(Bounded, Hierarchical):
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """eq:niw_server_m0_V0, the cohort's means standing for those of all N clients."""
-        N, one, layered = problem.federation.num_clients, 1.0 / summary["count"].item(), self.dof == "per_layer"
-        kept = (1.0 if layered else self.p_do) * N / (N + self.lambda0)  # N(m_i, v_i) has no spike at zero
+        N, n, layered = problem.federation.num_clients, summary["count"].item(), self.dof == "per_layer"
+        along = layered and self.relax and self.along and self.begin == "global"  # from m0 on; elsewhere the way is not D's
+        kept = (1.0 if layered else self.p_do) * (1.0 if along else N / (N + self.lambda0))  # N(m_i, v_i) has no spike at zero
         new = {key: torch.empty_like(server[key]) for key in ("m0", "V0")}
         for part in blocks(8, len(new["m0"])):  # several vectors at a time
             reference, sums = server["m0"][part].double(), summary["m"][part]
@@ -201,14 +202,14 @@ class NIW(Bounded, Hierarchical):
             if not layered:
                 moved = m0 - reference
                 # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
-                around = torch.add(moved, sums, alpha=-2.0 * one).mul_(moved).add_(summary["squares"][part], alpha=one)
+                around = torch.add(moved, sums, alpha=-2.0 / n).mul_(moved).add_(summary["squares"][part], alpha=1.0 / n)
                 new["V0"][part] = self._scale(problem, m0, around.clamp_min_(0.0))
         counts = self._layers(problem)
         new |= (learn(server, summary, counts, self._n0(problem)) if layered else {}) | average_shared(server, summary)
         if layered and self.relax:
-            held = self.along and self.begin == "global"  # from m0 on; elsewhere the way is not D's
-            longer = lengths(server, summary, counts, self.kl_weight / self._variance(problem, server)) if held else None
-            new |= relaxed(server, new, [key for key in ("m0", "head") if key in new], longer)
+            precision, share = self.kl_weight / self._variance(problem, server), self.lambda0 / (N + self.lambda0)
+            way = lengths(server, summary, counts, precision, share) if along else None
+            new |= relaxed(server, new, [key for key in ("m0", "head") if key in new], way)
         return new
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
@@ -240,8 +241,7 @@ class NIW(Bounded, Hierarchical):
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
         """E log N(theta_i; mu, Sigma) over q(phi) and q_i (appeq:niw_expected).
 
-        Per layer, less what q_i costs beside it: -1/2 sum_l [ |m_il - m0_l|^2 / u_l + d_l log(1 + u_l h_l) ] over the body.
-        """
+        Per layer, less what q_i costs beside it: -1/2 sum_l [ |m_il - m0_l|^2 / u_l + d_l log(1 + u_l h_l) ] over the body."""
         if self.dof == "per_layer":
             counts, u = layer_sizes(problem.network, False), self._variance(problem, server)
             body = slice(len(counts))

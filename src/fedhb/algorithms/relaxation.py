@@ -20,6 +20,14 @@ mean that goes along it were D(lambda) G for all of them together. So layer by l
 times as long, and at most 2: 1 in a layer whose data have the last word, 1 + 1/(u lambda) where training converges, and where
 it ends early in a flat layer, as much as the prior has taken from it there. Before the first measurement lambda counts as 0.
 omega_t is that of steps omega_{t-1} times as long in every layer: where layers went further it comes out shorter.
+
+A prior N(0, Sigma / lambda0) on mu makes it N / (N + lambda0) of the clients' mean. With that in every round m0 loses as much
+whether clients have gone all the way or hardly begun, and in the end loses while they stand still. Were mu at that place at
+every moment, their pulls would add up to c times their mean, c_l = lambda0 / (N + lambda0) / u_l: weight decay while they train.
+
+    m0 <- e^{-t c_l} m0 + omega_l g_t,     omega_l = D(lambda_l + c_l) / D(lambda_l + 1/u_l)
+
+The decay is that of directions without curvature, in which m0 has most of its length.
 """
 
 from __future__ import annotations
@@ -42,17 +50,18 @@ def begin(vectors: list[Tensor]) -> Arrays:
     return {LAST: torch.zeros_like(torch.cat(vectors)), FACTOR: torch.ones_like(vectors[0][:1])}
 
 
-def relaxed(server: Arrays, new: Arrays, keys: list[str], least: Tensor | None = None) -> Arrays:
-    """The new vectors under these keys moved on along their step, each weight `least` [d + h] times as far at least, and what is
-    kept for the next one."""
+def relaxed(server: Arrays, new: Arrays, keys: list[str], way: tuple[Tensor, Tensor] | None = None) -> Arrays:
+    """The new vectors under these keys moved on along their step, and what is kept for the next one; on this `way` (`lengths`)
+    each weight goes omega_l times as far at least, and loses its share of what it was."""
     steps = {key: new[key] - server[key] for key in keys}
     g = torch.cat(list(steps.values()))
     omega = factor(g, server[LAST], server[FACTOR].item())
     kept = {LAST: g, FACTOR: torch.full_like(server[FACTOR], omega)}
-    if least is None:
+    if way is None:
         return {key: server[key] + omega * step for key, step in steps.items()} | kept if omega != 1.0 else kept
-    factors = least.clamp_min(omega).to(g).split([len(step) for step in steps.values()])
-    return {key: server[key] + own * step for (key, step), own in zip(steps.items(), factors, strict=True)} | kept
+    moved, sizes = way[0].clamp_min(omega).to(g) * g, [len(step) for step in steps.values()]
+    moved -= way[1].to(g) * torch.cat([server[key] for key in keys])
+    return {key: server[key] + own for key, own in zip(keys, moved.split(sizes), strict=True)} | kept
 
 
 def factor(g: Tensor, before: Tensor, omega: float) -> float:
@@ -64,17 +73,19 @@ def factor(g: Tensor, before: Tensor, omega: float) -> float:
     return min(LONGEST, max(SHORTEST, omega / (1.0 - r))) if r < 1.0 else LONGEST
 
 
-def lengths(server: Arrays, summary: Arrays, counts: Sequence[int], precision: Tensor) -> Tensor:
-    """omega_l of the layers [L] with this precision of the prior, for each of their weights [d + h]."""
-    time = float(summary["curvature"][1] / summary["count"])
-    return spread(along(steepness(server["evidence"], counts), precision, time), counts)
+def lengths(server: Arrays, summary: Arrays, counts: Sequence[int], precision: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """omega_l and 1 - e^{-t c_l} with this precision 1/u [L] and c = share / u in the body, for each weight [d + h]."""
+    body = torch.tensor(counts, device=precision.device).cumsum(0) <= len(server["m0"])  # mu is the body's alone
+    time, decay = float(summary["curvature"][1] / summary["count"]), share * precision * body
+    omega = along(steepness(server["evidence"], counts), precision, time, decay)
+    return spread(omega, counts), spread(-torch.expm1(-time * decay), counts)
 
 
-def along(curvature: Tensor, precision: Tensor, time: float) -> Tensor:
+def along(curvature: Tensor, precision: Tensor, time: float, decay: Tensor | float = 0.0) -> Tensor:
     """omega_l [L] of clients that trained for this time, by their losses' curvature and the prior's precision [L]."""
     if time <= 0.0:
         return torch.ones_like(precision)
-    return (_way(curvature, time) / _way(curvature + precision, time)).clamp(SHORTEST, LONGEST)
+    return (_way(curvature + decay, time) / _way(curvature + precision, time)).clamp(SHORTEST, LONGEST)
 
 
 def _way(x: Tensor, time: float) -> Tensor:
