@@ -55,7 +55,7 @@ class NIW(Bounded, Hierarchical):
     num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
-    lambda0: float = field(default=0.0, metadata={"help": "prior count on mu, a pull of m0 to zero; 1 as printed, 0 for none"})
+    lambda0: float = field(default=0.0, metadata={"help": "prior count on mu, a pull to zero; 1 (printed) suits batch norm"})
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
     along: bool = field(default=True, metadata={"help": "with relax: a step as if mu had gone along with the clients"})
     same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
