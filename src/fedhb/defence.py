@@ -1,7 +1,8 @@
 """Robust filters between what clients send and the sums: found [n, ...] -> found' [n', ...], for every algorithm.
 
     refuse      answers with NaN or infinity, or longer than `most` times the running bound, are left out
-    clip        longer answers are shortened to `longest` times the bound
+    clip        longer answers are shortened to `longest` times the bound, and the few numbers beside them (NIW's curvature and
+                time) held between zero and `most` times the median of the clients that have some in this round
     winsorise   each coordinate is moved between the cohort's (k+1)-th smallest and (k+1)-th largest, k = share n
     krum        the share n answers that are farthest from their nearest neighbours are left out (multi-Krum)
 
@@ -41,7 +42,10 @@ LEAST = 0.25
 SENT_AS = {"m": "m0"}
 """Vectors that are not sent down under the name they come back with."""
 
-LEFT = (*REPORTS, "examples", "group", "client", "curvature", "pi", "g", ROWS, SOUND)
+NUMBERS = "curvature"
+"""Few numbers for each client [n, k], none negative, zeros where it has not measured."""
+
+LEFT = (*REPORTS, "examples", "group", "client", NUMBERS, "pi", "g", ROWS, SOUND)
 """What is not a vector of weights: reports, counts, and what few clients send."""
 
 
@@ -120,6 +124,8 @@ class Defended:
             vectors.winsorise(self.defence.share)
         left = [order[k] for k in stay]
         found = {key: value[stay] for key, value in found.items()} | vectors.arrays()
+        if "clip" in self.defence.filters and NUMBERS in found:
+            found[NUMBERS] = held(found[NUMBERS], self.defence.most)
         received = self.algorithm.broadcast(server, [ids[k] for k in left])
         summary = {key: value.double() for key, value in self.algorithm.summarise(problem, received, found, rng).items()}
         refused = sorted(set(ids) - {ids[k] for k in left})
@@ -205,6 +211,16 @@ def krum(vectors: Vectors, rows: Sequence[int], share: float) -> list[int]:
     nearest = vectors.distances().sort(1).values[:, 1 : n - f - 1]  # the first is the distance to itself
     best = nearest.sum(1).argsort(stable=True)[: n - f]
     return [rows[k] for k in sorted(best.tolist())]
+
+
+def held(numbers: Tensor, most: float) -> Tensor:
+    """Numbers [n, k], each at most so many times the median of those in its column that are not zero, and none below zero."""
+    kept = numbers.clamp_min(0.0)
+    for column in kept.unbind(1):
+        some = column[column > 0]
+        if len(some):
+            column.clamp_(max=most * some.median().item())
+    return kept
 
 
 def _where(sound: Tensor, value: Tensor, other: Tensor) -> Tensor:

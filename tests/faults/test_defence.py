@@ -14,7 +14,7 @@ import torch
 import fedhb
 from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
 from fedhb.clients import Clients
-from fedhb.defence import DEFAULT, Defence, Defended, Vectors, krum
+from fedhb.defence import DEFAULT, Defence, Defended, Vectors, held, krum
 from fedhb.engine.executor import InProcess
 from fedhb.engine.store import ClientStore
 from fedhb.engine.workers import Workers
@@ -105,7 +105,33 @@ def test_when_most_answers_are_bad_the_run_stops():
         one_round(far, InProcess(problem(), far, clients(), ClientStore(), 2), (0.1,) * 9)
 
 
+@pytest.mark.parametrize("lie", [1e12, -1e12])
+def test_a_client_that_lies_about_its_training_moves_little(lie):
+    """NIW's prior and its weight decay are learned from few numbers that clients report beside their vectors."""
+    algorithm = Defended(fedhb.NIW(lambda0=1.0), Defence())
+    prob, rng = problem(), Randomness(5, 1)
+    server = algorithm.start(prob, Randomness(5))
+    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 2).run(server, range(6), plan(algorithm), rng)
+
+    def after(row: int | None) -> Any:
+        told = {key: value.clone() for key, value in found.items()}
+        if row is not None:
+            told["curvature"][row, 1:] = lie
+        return algorithm.aggregate(prob, server, algorithm.sift(prob, server, told, rng, ())[0], rng)
+
+    honest, lied = after(None), after(2)
+    assert (lied["m0"] - honest["m0"]).norm() < 0.2 * (honest["m0"] - server["m0"]).norm()
+    assert (lied["V0"] / honest["V0"]).min() > 0.3 and (lied["V0"] / honest["V0"]).max() < 3.0
+
+
 # ---- the filters themselves
+
+
+def test_numbers_are_held_at_the_median_of_those_who_measured():
+    numbers = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 7.0], [-4.0, 1e9], [1e9, 6.0]])
+    expected = [[1.0, 0.0], [2.0, 0.0], [3.0, 7.0], [0.0, 35.0], [10.0, 6.0]]  # the medians are 2 (the lower one) and 7
+    assert held(numbers, 5.0).tolist() == expected
+    assert held(torch.zeros(3, 1), 5.0).tolist() == [[0.0]] * 3
 
 
 def vectors(rows: Any) -> Vectors:
