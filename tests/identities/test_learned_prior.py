@@ -51,10 +51,8 @@ def way(x: Tensor, t: float) -> Tensor:
 def test_two_rounds(kl_weight: float, lambda0: float) -> None:
     network, clients = Network(mlp(4, 6, 3)), labelled(*SIZES.int().tolist())
     N, total = len(SIZES), int(SIZES.sum())
-    problem, algorithm = (
-        Problem(network, Categorical(3), Federation(N, total, 3)),
-        NIW(p_do=1.0, kl_weight=kl_weight, lambda0=lambda0),
-    )
+    problem = Problem(network, Categorical(3), Federation(N, total, 3))
+    algorithm = NIW(p_do=1.0, kl_weight=kl_weight, lambda0=lambda0)
     plan = plan_of(epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=MOMENTUM, train_head=True)
     server, n0 = algorithm.start(problem, Randomness(1, 0)), total + 3.0
     u, scatter = torch.ones(4).double(), torch.zeros(4).double()

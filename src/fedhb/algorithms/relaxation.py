@@ -76,7 +76,7 @@ def factor(g: Tensor, before: Tensor, omega: float) -> float:
 def lengths(server: Arrays, summary: Arrays, counts: Sequence[int], precision: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """omega_l and 1 - e^{-t c_l} with this precision 1/u [L] and c = share / u in the body, for each weight [d + h]."""
     body = torch.tensor(counts, device=precision.device).cumsum(0) <= len(server["m0"])  # mu is the body's alone
-    time = max(0.0, float(summary["curvature"][1] / summary["count"]))  # it may be noisy (privacy.py)
+    time = max(0.0, float(summary["curvature"][1] / summary["count"]))  # a client may say anything
     decay = share * precision * body
     omega = along(steepness(server["evidence"], counts), precision, time, decay)
     return spread(omega, counts), spread(-torch.expm1(-time * decay), counts)
