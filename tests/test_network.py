@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import OrderedDict
 
 import pytest
@@ -608,7 +609,7 @@ def test_mobilenets_weights_have_the_names_they_always_had():
 def test_a_run_that_was_begun_with_plain_convolutions_goes_on(monkeypatch):
     fast = str(nets.mobilenet((3, 32, 32), 100, width=0.25))
     for kind in ("Padded", "Pointwise"):
-        monkeypatch.setattr(f"fedhb.nets.mobilenet.{kind}", nn.Conv2d)
+        monkeypatch.setattr(sys.modules[nets.mobilenet.__module__], kind, nn.Conv2d)
     assert str(nets.mobilenet((3, 32, 32), 100, width=0.25)) == fast
 
 
