@@ -36,6 +36,17 @@ def test_from_arrays_keeps_every_pair():
             assert x.dtype == torch.float32 and y.dtype == torch.int64
 
 
+@pytest.mark.parametrize("most", [1, 3, 9, 59, 60, 100])
+def test_a_part_of_a_clients_examples_has_its_classes_in_proportion(most):
+    """Rows in order of class, as shards are: each class has its share of the part, to within one example."""
+    y = np.repeat([0, 1, 2], 20)
+    clients = Clients.from_arrays([(np.zeros((5, 1)), np.zeros(5, int)), (np.arange(60.0)[:, None], y)])
+    x, labels = clients.train.examples(1, most)
+    assert len(labels) == min(most, 60) == len(x.unique()) and set(x.flatten().tolist()) <= set(range(60))
+    assert labels.tolist() == y[x.flatten().long().numpy()].tolist()
+    assert (np.abs(np.bincount(labels, minlength=3) - min(most, 60) / 3) < 1).all()
+
+
 def test_the_number_of_classes_counts_test_labels_too():
     x = np.zeros((1, 2))
     assert Clients.from_arrays([(x, np.array([1]))], [(x, np.array([4]))]).num_classes == 5

@@ -55,9 +55,11 @@ class Share:
         """The row numbers of the client at position k."""
         return self.rows[self.offsets[k] : self.offsets[k + 1]]
 
-    def examples(self, k: int) -> tuple[Tensor, Tensor]:
-        """The inputs and targets of the client at position k."""
+    def examples(self, k: int, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of the client at position k; at most so many, evenly spaced: rows are often ordered by class."""
         rows = self.rows_of(k)
+        if most is not None and most < len(rows):
+            rows = rows[torch.arange(most) * len(rows) // most]
         return self.x[rows], self.y[rows]
 
     def select(self, positions: Sequence[int]) -> Share:

@@ -121,13 +121,14 @@ def test_gates_by_hand():
     for k in range(len(clients)):
         x, y = clients.test.examples(k)
         a, b = clients.train.examples(k)
+        every = [i * len(a) // 100 for i in range(100)]
         each = []
         for j in range(2):
             weights = run.algorithm.prototypes(problem, server)
             weights.theta = weights.theta[j].expand(2, -1)
-            outputs = [problem.network.outputs(weights, data.expand(2, *data.shape)) for data in (x, a[:100])]
+            outputs = [problem.network.outputs(weights, data.expand(2, *data.shape)) for data in (x, a[every])]
             each.append([problem.likelihood.predictive(output)[0] for output in outputs])
-        fit = [p[1].gather(1, b[:100, None]).log().sum() for p in each]
+        fit = [p[1].gather(1, b[every, None]).log().sum() for p in each]
         best.add(int(fit[1] > fit[0]))
         oracle.append(problem.likelihood.metrics(each[int(fit[1] > fit[0])][0], y)["nll"])
         uniform.append(problem.likelihood.metrics((each[0][0] + each[1][0]) / 2, y)["nll"])

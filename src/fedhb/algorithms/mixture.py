@@ -100,12 +100,11 @@ class Mixture(Hierarchical):
         return start
 
     def likeliest(self, problem: Problem, received: Arrays, clients: Clients) -> list[int]:
-        """argmax_j log p(sample of D_i | r_j) for each client; the sample is its first SAMPLE examples."""
+        """argmax_j log p(sample of D_i | r_j) for each client; the sample has at most SAMPLE examples."""
         prototypes = self.prototypes(problem, received)
         best = []
         for c in range(len(clients)):
-            rows = clients.train.rows_of(c)[:SAMPLE]
-            x, y = clients.train.x[rows], clients.train.y[rows]
+            x, y = clients.train.examples(c, SAMPLE)
             outputs = problem.network.outputs(prototypes, x.expand(len(prototypes.theta), *x.shape))
             loss = problem.likelihood.loss(outputs, y.expand(len(outputs), *y.shape))
             best.append(int(loss.sum(1).argmin()))
@@ -182,7 +181,8 @@ class Mixture(Hierarchical):
         new = {"r": r.to(server["r"].dtype), "idle": idle, **average_shared(server, summary)}
         if "prototype_buffers" in summary:
             step_by_prototype = torch.where(alive.unsqueeze(1), summary["prototype_buffers"] / mass.clamp_min(ALIVE), 0.0)
-            new["buffers"] = step(server["buffers"], step_by_prototype)
+            buffers = step(server["buffers"], step_by_prototype)
+            new["buffers"] = torch.where(respawn.unsqueeze(1), buffers[summary["c"].argmax()], buffers)
         for key in ("beta", "beta_buffers"):
             if key in summary:
                 new[key] = step(server[key], summary[key] / count)

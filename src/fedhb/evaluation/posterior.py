@@ -20,10 +20,8 @@ from fedhb.algorithms.base import Algorithm, Arrays, Problem
 from fedhb.algorithms.evidence import layer_sizes, means
 from fedhb.clients import Clients, Share
 
-BLOCK = 2048
-"""Test examples that go through the gate and the prototypes at once."""
 EXAMPLES = 4096
-"""Of them in all, at most."""
+"""Test examples that go through the gate and the prototypes, at most about so many in all."""
 
 
 class Own:
@@ -66,24 +64,20 @@ class Own:
             "distances": torch.cdist(r, r).tolist(),
         }
         classes = problem.federation.num_classes
-        per = max(1, EXAMPLES // self.count)
-        rows = [share.rows_of(k)[:per] for k in range(self.count)]
-        owner = torch.arange(self.count).repeat_interleave(torch.tensor([len(part) for part in rows]))
-        every = torch.cat(rows)
-        gate, right = [], []
+        gate, right, labels = [], [], []
         prototypes = algorithm.prototypes(problem, server)
-        for part in every.split(BLOCK):
-            x, y = share.x[part], share.y[part]
+        for k in range(self.count):  # a client at a time: batch norm may take its statistics from the batch
+            x, y = share.examples(k, max(1, EXAMPLES // self.count))
             gate.append(algorithm.gate(problem, server, x).double().cpu())
             outputs = problem.network.outputs(prototypes, x.expand(K, *x.shape))
             right.append(problem.likelihood.score(outputs, y.expand(K, *y.shape)).double().cpu())
-        g, score = torch.cat(gate, 1), torch.cat(right, 1)  # [K, n]
-        found["gate"] = averaged(g, owner, self.count).T.tolist()
+            labels.append(y.cpu())
+        found["gate"] = [g.mean(1).tolist() for g in gate]
         if classes is not None:
-            y = share.y[every].cpu()
+            y = torch.cat(labels)
             found |= {
-                "gate_by_class": averaged(g, y, classes).tolist(),
-                "prototype_accuracy": averaged(score, y, classes).tolist(),
+                "gate_by_class": averaged(torch.cat(gate, 1), y, classes).tolist(),
+                "prototype_accuracy": averaged(torch.cat(right, 1), y, classes).tolist(),
             }
         return found
 
