@@ -1,8 +1,9 @@
 """Robust filters between what clients send and the sums: found [n, ...] -> found' [n', ...], for every algorithm.
 
     refuse      answers with NaN or infinity, or longer than `most` times the running bound, are left out
-    clip        longer answers are shortened to `longest` times the bound, and the few numbers beside them (NIW's curvature and
-                time) held between zero and `most` times the median of the clients that have some in this round
+    clip        longer answers are shortened to `longest` times the bound; the few numbers beside them are held, NIW's curvature
+                and time between zero and `most` times the median of the clients that have some in this round, FedEM's pi to
+                shares that sum to one
     winsorise   each coordinate is moved between the cohort's (k+1)-th smallest and (k+1)-th largest, k = share n
     krum        the share n answers that are farthest from their nearest neighbours are left out (multi-Krum)
 
@@ -45,7 +46,10 @@ SENT_AS = {"m": "m0"}
 NUMBERS = "curvature"
 """Few numbers for each client [n, k], none negative, zeros where it has not measured."""
 
-LEFT = (*REPORTS, "examples", "group", "client", NUMBERS, "pi", "g", ROWS, SOUND)
+SHARES = "pi"
+"""A client's shares of several learners [n, k]."""
+
+LEFT = (*REPORTS, "examples", "group", "client", NUMBERS, SHARES, "g", ROWS, SOUND)
 """What is not a vector of weights: reports, counts, and what few clients send."""
 
 
@@ -126,6 +130,8 @@ class Defended:
         found = {key: value[stay] for key, value in found.items()} | vectors.arrays()
         if "clip" in self.defence.filters and NUMBERS in found:
             found[NUMBERS] = held(found[NUMBERS], self.defence.most)
+        if "clip" in self.defence.filters and SHARES in found:
+            found[SHARES] = normalised(found[SHARES])
         received = self.algorithm.broadcast(server, [ids[k] for k in left])
         summary = {key: value.double() for key, value in self.algorithm.summarise(problem, received, found, rng).items()}
         refused = sorted(set(ids) - {ids[k] for k in left})
@@ -221,6 +227,18 @@ def held(numbers: Tensor, most: float) -> Tensor:
         if len(some):
             column.clamp_(max=most * some.median().item())
     return kept
+
+
+def normalised(shares: Tensor) -> Tensor:
+    """Rows [n, k] without negative numbers that sum to one, as all but hostile clients send them, to the bit.
+
+    What has no positive number becomes equal shares.
+    """
+    kept = shares.clamp_min(0.0)
+    kept = torch.where(kept.any(1, keepdim=True), kept, 1.0)
+    kept = kept / kept.amax(1, keepdim=True)  # before they are summed: the largest numbers would overflow
+    honest = (shares >= 0).all(1, keepdim=True) & ((shares.sum(1, keepdim=True) - 1.0).abs() < 1e-3)
+    return torch.where(honest, shares, kept / kept.sum(1, keepdim=True))
 
 
 def _where(sound: Tensor, value: Tensor, other: Tensor) -> Tensor:

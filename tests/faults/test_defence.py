@@ -14,7 +14,7 @@ import torch
 import fedhb
 from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
 from fedhb.clients import Clients
-from fedhb.defence import DEFAULT, Defence, Defended, Vectors, held, krum
+from fedhb.defence import DEFAULT, Defence, Defended, Vectors, held, krum, normalised
 from fedhb.engine.executor import InProcess
 from fedhb.engine.store import ClientStore
 from fedhb.engine.workers import Workers
@@ -124,7 +124,27 @@ def test_a_client_that_lies_about_its_training_moves_little(lie):
     assert (lied["V0"] / honest["V0"]).min() > 0.3 and (lied["V0"] / honest["V0"]).max() < 3.0
 
 
+@pytest.mark.parametrize("lie", [[3e38, 3e38], [-5.0, 6.0], [0.0, 0.0], [-1e9, -1e9]])
+def test_shares_that_a_client_makes_up_are_shares_all_the_same(lie):
+    """FedEM predicts for new clients by the mean of what clients say of their learners: one of six is a sixth of it."""
+    algorithm = Defended(fedhb.FedEM(num_learners=2, weighted=False), Defence())
+    prob, rng = problem(), Randomness(5, 1)
+    server = algorithm.start(prob, Randomness(5))
+    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 2).run(server, range(6), plan(algorithm), rng)
+    honest = found["pi"].clone()
+    found["pi"][2] = torch.tensor(lie)
+    pi = algorithm.aggregate(prob, server, algorithm.sift(prob, server, found, rng, ())[0], rng)["pi"]
+    assert pi.sum().item() == pytest.approx(1.0, abs=1e-6) and (pi >= 0).all()
+    assert (pi - honest.mean(0)).abs().max() <= 1 / 6 + 1e-6
+
+
 # ---- the filters themselves
+
+
+def test_shares_are_normalised():
+    shares = torch.tensor([[0.25, 0.75], [1.0, 3.0], [-1.0, 2.0], [0.0, 0.0], [3e38, 3e38]])
+    expected = torch.tensor([[0.25, 0.75], [0.25, 0.75], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
+    torch.testing.assert_close(normalised(shares), expected)
 
 
 def test_numbers_are_held_at_the_median_of_those_who_measured():

@@ -178,6 +178,18 @@ def test_dirichlet_teachers_are_convex_combinations_by_the_drawn_weights(weighte
     assert (teachers[0] - teachers[1]).abs().max() > 1e-3
 
 
+def test_a_small_concentration_chooses_a_client_for_each_teacher() -> None:
+    """With weights far below float32's smallest number, too: only their ratios count."""
+    clients, algorithm = labelled(9, 9, 9), FedBE(posterior="dirichlet", num_components=3)
+    problem = holding(problem_of(mlp(4, 5, 3).float(), clients), normal(3, 4).float())
+    server, found, _ = one_round(algorithm, problem, clients)
+    found["g"] = 1e-60 * torch.eye(3).double() + 1e-90
+    summary = algorithm.summarise(problem, algorithm.broadcast(server, [0, 1, 2]), found, RNG)
+    teachers = algorithm.teachers(problem, server, summary, RNG)["theta"]
+    torch.testing.assert_close(teachers, found["theta"], rtol=1e-6, atol=1e-8)  # one rounding to float32
+    assert (teachers - server["theta"]).abs().amax(1).min() > 1e-3
+
+
 def test_dirichlet_teachers_are_the_fedavg_mean_for_a_large_concentration() -> None:
     clients = labelled(9, 6, 4, 7)
     problem = holding(problem_of(mlp(4, 5, 3), clients), normal(3, 4))

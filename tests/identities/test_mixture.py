@@ -296,6 +296,17 @@ def test_a_dead_prototype_waits_and_starts_again_beside_the_most_used() -> None:
     assert not torch.equal(server["r"][used], r[used])  # the others took their step
 
 
+def test_a_prototype_that_starts_again_has_the_buffers_of_the_one_beside_it() -> None:
+    m, algorithm = scattered(), mixture(num_prototypes=2, sigma2=0.01, patience=0, noise=1e-3)
+    r = torch.stack([m.mean(0), torch.full((D,), 50.0, dtype=torch.float64)])
+    server = server_of(r) | {"buffers": torch.tensor([[1.0], [7.0]], dtype=torch.float64)}
+    found = {"m": m, "buffers": torch.full((N, 1), 2.5, dtype=torch.float64), "examples": torch.full((N,), 5.0).double()}
+    summary = algorithm.summarise(server_problem(), algorithm.broadcast(server, range(N)), found, RNG)
+    new = algorithm.aggregate(server_problem(), server, summary, RNG)
+    assert (new["r"][1] - new["r"][0]).norm() < 1e-2
+    torch.testing.assert_close(new["buffers"], torch.full((2, 1), 2.5, dtype=torch.float64), rtol=1e-14, atol=0)
+
+
 # ---- the gate
 
 

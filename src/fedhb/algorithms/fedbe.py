@@ -97,11 +97,11 @@ class FedBE(FedAvg):
         sums = super().summarise(problem, received, found, rng)
         weight = found["examples"] if self.weighted else torch.ones_like(found["examples"])
         if self.posterior == "dirichlet":
-            g = found["g"] * weight.unsqueeze(1)  # [C, S]
+            g = found["g"] * weight.to(found["g"].device).unsqueeze(1)  # [C, S]
             sums["g"] = g.sum(0)
         for key in trained(received):
             if self.posterior == "dirichlet":
-                sums[f"{key}_samples"] = torch.stack([differences(found[key], received[key], g_s) for g_s in g.T])
+                sums[f"{key}_samples"] = torch.stack([differences(found[key].double(), received[key], g_s) for g_s in g.T])
             else:
                 moments = unit_moments(found[key], received[key], slots(problem, key))
                 sums |= dict(zip((f"{key}_unit", f"{key}_square", f"{key}_length"), moments, strict=True))

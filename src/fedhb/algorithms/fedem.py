@@ -122,7 +122,8 @@ class FedEM(FedAvg):
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """The sums of FedAvg for each learner, and sum_i w_i pi_i."""
         weight = found["examples"] if self.weighted else torch.ones_like(found["examples"])
-        return super().summarise(problem, received, found, rng) | {"pi": (weight.unsqueeze(1) * found["pi"].double()).sum(0)}
+        pi = found["pi"].double()
+        return super().summarise(problem, received, found, rng) | {"pi": (weight.to(pi.device).unsqueeze(1) * pi).sum(0)}
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """The mean of each learner, and of pi."""

@@ -66,7 +66,7 @@ class FedPop(FedAvg):
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
         """The kept heads [C, M, h]; `seen` is 0 before a client's first round."""
         heads = repeat(problem.network.head, self.num_heads)
-        return {"heads": heads.repeat(len(clients), 1, 1), "seen": torch.zeros(len(clients), 1)}
+        return {"heads": heads.repeat(len(clients), 1, 1), "seen": heads.new_zeros(len(clients), 1)}
 
     def sample_and_fit(
         self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness

@@ -31,4 +31,5 @@ class FedProx(FedAvg):
         """mu/2 ||w - w_received||^2 on what is sent; a head that stays at home is not penalised."""
         if key not in received:
             return None
-        return Pull(torch.full((1, 1), self.mu, dtype=problem.network.dtype), received[key])
+        mu = torch.full((1, 1), self.mu, dtype=problem.network.dtype, device=problem.network.device)
+        return Pull(mu, received[key])

@@ -130,7 +130,7 @@ class Hierarchical(Stateless, ABC):
         """The last iterate, where clients begin at it; `seen` is 0 before a client's first round."""
         if self.begin != "last":
             return {}
-        return {"m": repeat(problem.network.theta, len(clients)), "seen": torch.zeros(len(clients), 1)}
+        return {"m": repeat(problem.network.theta, len(clients)), "seen": problem.network.theta.new_zeros(len(clients), 1)}
 
     def beginning(self, problem: Problem, received: Arrays, clients: Clients) -> Weights:
         """Where clients that do not begin at their last iterate do: at the centre."""

@@ -200,7 +200,7 @@ class Mixture(Hierarchical):
         """g_j(x), [K, n]."""
         K = len(server["r"])
         if K == 1:
-            return torch.ones(1, len(x), dtype=problem.network.dtype)
+            return torch.ones(1, len(x), dtype=problem.network.dtype, device=problem.network.device)
         weights = gate_weights(problem, server, 1)
         return problem.network.gate(K).outputs(weights, x.unsqueeze(0))[0].softmax(-1).T
 

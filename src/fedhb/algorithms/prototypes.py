@@ -38,5 +38,5 @@ class Nearness:
 
 
 def by_prototype(found: Tensor, reference: Tensor, c: Tensor) -> Tensor:
-    """sum_i c(j|i) (found_i - reference_j) for found [C, k], reference [K, k], c [C, K] -> [K, k], in float64."""
+    """sum_i c(j|i) (found_i - reference_j) for found [C, k], reference [K, k], c [C, K] -> [K, k]."""
     return torch.stack([differences(found, own, weight) for own, weight in zip(reference, c.T, strict=True)])
