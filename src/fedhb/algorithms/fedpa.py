@@ -18,8 +18,9 @@ Global prediction and personalisation are FedAvg's. Sent: d down, d up.
 
 What differs from the authors' code (TFF): a client sends theta - Delta_i, the same d numbers. Burn-in and segments are shares of
 the local training instead of whole epochs, since one local epoch would leave no sample: their 1 + 4 epochs are burn_in 0.2, and
-0.5 suits one epoch, most of which is transient. A delta that is not finite ends the run with an error instead of silently
-skipping the round. Batch norm's buffers are averaged. The server steps by 1 without momentum unless tuned (theirs: 0.5 and 0.9).
+0.8 suits one epoch, most of which is transient; of ten steps it leaves two or three, each a sample. A delta that is not finite
+ends the run with an error instead of silently skipping the round. Batch norm's buffers are averaged. The server steps by 1
+without momentum unless tuned (theirs: 0.5 and 0.9).
 """
 
 from __future__ import annotations
