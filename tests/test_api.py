@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import fedhb
 from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, clients, mlp, seeded
 from fedhb.algorithms import Plan
 from fedhb.clients import Clients, Share
+from fedhb.errors import InputError
 from fedhb.likelihood import GaussianRegression
 
 X = np.random.default_rng(7).normal(size=(9, FEATURES))
@@ -307,9 +308,9 @@ def test_validation_numbers_never_touch_a_test_example(monkeypatch):
     poison = Share(torch.full_like(who.test.x, math.nan), torch.full_like(who.test.y, 10**6), who.test.rows, who.test.offsets)
     gather = Share.examples
 
-    def watched(self: Share, k: int) -> Any:
+    def watched(self: Share, k: int, most: int | None = None) -> Any:
         assert not torch.isnan(self.x).any(), "a test example was read"
-        return gather(self, k)
+        return gather(self, k, most)
 
     monkeypatch.setattr(Share, "examples", watched)
     run = fit(None, replace(who, test=poison), evaluate_on="validation", holdout=replace(who, test=poison))
@@ -389,6 +390,57 @@ def test_a_folder_holds_what_was_promised(tmp_path):
     for line in lines:
         assert {"round", "lr", "clients", "loss", "score", "down_bytes", "up_bytes", "seconds"} <= line.keys()
     assert {p.suffix for p in (out / "checkpoint").rglob("*") if p.is_file()} == {".json", ".safetensors"}
+
+
+def test_a_finished_run_that_is_asked_for_other_numbers_is_evaluated_again(tmp_path):
+    """Training is not repeated, the result is that of a fresh run with those settings, and what was asked before is kept."""
+    known, novel = clients().hold_out(2, seed=0)
+    out = tmp_path / "run"
+    first = fit(None, known, out=out, evaluate_on=None)
+    assert first.result["global"] is None
+    changes: list[dict[str, Any]] = [{}, {"personal_lr": 0.3}, {"personal_epochs": 4}, {"holdout": novel}]
+    for change in changes:
+        found = fit(None, known, out=out, resume=True, **change).result
+        fresh = fit(None, known, **change).result
+        for key in ("global", "personalised", "holdout", "per_client", "split"):
+            assert found[key] == fresh[key], (change, key)
+        written = (out / "result.json").read_bytes()
+        assert fit(None, known, out=out, resume=True, **change).result == found == json.loads(written)
+        assert (out / "result.json").read_bytes() == written, "nothing was done"
+    other = replace(known, test=replace(known.test, x=known.test.x + 1.0))
+    assert fit(None, other, out=out, resume=True, holdout=novel).result["global"] != found["global"]
+    assert len((out / "rounds.jsonl").read_text().splitlines()) == 3
+
+
+@dataclass(frozen=True)
+class Mine(fedhb.FedAvg):
+    """With settings of kinds that ours do not have."""
+
+    cap: float | None = None
+    layers: tuple[int, ...] = (1, 2)
+    note: str = 'a "word"'
+
+
+def test_an_algorithm_of_ones_own_with_any_settings_is_loaded_and_described(tmp_path):
+    run = fit(None, None, Mine(), out=tmp_path / "run")
+    loaded = fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine())
+    np.testing.assert_array_equal(loaded.predict(X), run.predict(X))
+    own = tomllib.loads((tmp_path / "run/settings.toml").read_text())["fedavg"]
+    assert own["layers"] == [1, 2] and own["note"] == 'a "word"' and "cap" not in own
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "says"),
+    [
+        (fedhb.Mixture(patience=10_001), {}, "patience=10001: give a number of at most 10000"),
+        (fedhb.NIW(), {"seed": 2**53 + 1}, "seed=9007199254740993: give at most"),
+        (fedhb.NIW(), {"batch_size": 10**30}, "give at most"),
+    ],
+)
+def test_what_could_not_be_loaded_again_is_refused_before_training(tmp_path, algorithm, options, says):
+    with pytest.raises(InputError, match=says):
+        fit(None, None, algorithm, out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):

@@ -239,6 +239,36 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
     assert not builders.same_bits(other.state.server, run.state.server), "the noise does not follow from the seed"
 
 
+def test_a_run_without_its_key_is_not_gone_on_with(tmp_path):
+    """With other noise a round that was released already would be released once more; with no key the noise is known to all."""
+    who, options = builders.clients(), {"fraction": 0.5, "progress": False, "dp_noise": 1.0, "resume": True}
+    key = tmp_path / "a" / "noise.key"
+    fedhb.fit(builders.mlp(torch.float32), who, fedhb.FedAvg(), out=tmp_path / "a", rounds=2, **options)
+    drawn = key.read_bytes()
+    assert len(drawn) == 32 and not list((tmp_path / "a").glob("*.tmp"))
+
+    def again():
+        return fedhb.fit(builders.mlp(torch.float32), who, fedhb.FedAvg(), out=tmp_path / "a", rounds=2, **options)
+
+    for content, says in ((b"", "has 0 bytes, not 32"), (drawn[:-1], "has 31 bytes"), (bytes(32), "another configuration")):
+        key.write_bytes(content)
+        with pytest.raises(InputError, match=says):
+            again()
+    key.unlink()
+    with pytest.raises(InputError, match="is missing, and this run cannot draw the same noise"):
+        again()
+    key.write_bytes(drawn)
+    assert again().result["rounds"] == 2
+
+
+def test_a_key_that_could_not_be_written_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    options = {"rounds": 1, "fraction": 0.5, "progress": False, "dp_noise": 1.0}
+    with pytest.raises(OSError, match="No space"):
+        fedhb.fit(builders.mlp(torch.float32), builders.clients(), fedhb.FedAvg(), out=tmp_path / "a", **options)
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {".lock"}
+
+
 def test_chunks_do_not_matter():
     """Each client is clipped for itself, whoever it is trained beside."""
     algorithm = Private(fedhb.NIW(), privacy())

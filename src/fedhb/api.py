@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,13 +27,13 @@ from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Callback, State, Training
 from fedhb.engine.schedule import cohort_size
 from fedhb.errors import InputError
-from fedhb.evaluation.ledger import Ledger
+from fedhb.evaluation.ledger import Ledger, mark_of
 from fedhb.evaluation.observe import Observer
 from fedhb.likelihood import Likelihood
 from fedhb.models import check_model, default_likelihood
 from fedhb.network import Network
 from fedhb.run import Personal, Run, as_inputs
-from fedhb.settings import Settings, training_values
+from fedhb.settings import Settings, toml_key, toml_value, training_values
 from fedhb.stored import Stored, problem_record, try_out
 
 PERSONAL, CONSTANTS = "personal.safetensors", "constants.safetensors"
@@ -128,7 +130,8 @@ def fit(
     )
     personal_plan = Plan(chosen.personal_epochs, batch_size, chosen.personal_lr, chosen.momentum, train_head=True)
     folder = claim(out, resume)
-    private = (dp_noise, dp_clip, dp_delta) if dp_noise else ()
+    privacy = mechanism(folder, dp_noise, dp_clip, dp_delta, len(clients), cohort_size(len(clients), fraction))
+    private = (dp_noise, dp_clip, dp_delta, privacy.mark) if privacy is not None else ()
     job = Job(
         problem=problem,
         algorithm=algorithm,
@@ -137,8 +140,9 @@ def fit(
         num_clients=len(clients),
         input_shape=tuple(clients.train.x.shape[1:]),
         fingerprint=fingerprint_of(problem, algorithm, training, clients, *private, *([defence] if defence else [])),
+        asked=asked_of(personal_plan, evaluate_on, clients, holdout, unseen),
         constants=network.constants(),
-        privacy=mechanism(folder, dp_noise, dp_clip, dp_delta, len(clients), cohort_size(len(clients), fraction)),
+        privacy=privacy,
         defence=Defence.named(defence),
     )
     trained = job.trained  # at once: not every algorithm has answers to filter
@@ -162,8 +166,13 @@ def fit(
         if not evaluate_on:
             return {"split": evaluate_on, "known": None, "novel": None}
         kept = ledger(clients, "known")
-        # who goes on with a killed evaluation has not seen all of its predictions
         observer = observer_of(result, unseen) if kept is not None and not kept.begun else None
+        if kept is not None and kept.begun:  # whoever goes on with it has not seen all of its predictions
+            warnings.warn(
+                f"{kept.path.parent} was stopped while it was evaluated: its numbers are kept, but evaluation.json, for reports, "
+                "will be missing; to have it, delete result.json at the end and resume once more",
+                stacklevel=2,
+            )
         known = result.evaluate(clients, evaluate_on, observer=observer, ledger=kept)
         return {
             "split": evaluate_on,
@@ -184,6 +193,18 @@ def fit(
         progress=progress,
         callbacks=callbacks,
     )
+
+
+def asked_of(
+    plan: Plan, split: str | None, clients: Clients, holdout: Clients | None, unseen: tuple[str, np.ndarray] | None
+) -> str:
+    """A hash of what is evaluated, on what, and after which personalisation."""
+    about = [
+        dataclasses.asdict(plan),
+        unseen and [unseen[0], hashlib.sha256(np.ascontiguousarray(unseen[1]).tobytes()).hexdigest()],
+    ]
+    marks = [mark_of(about, who, split) for who in (clients, holdout) if who is not None] if split else []
+    return hashlib.sha256(json.dumps(marks).encode()).hexdigest()
 
 
 def observer_of(result: Run, unseen: tuple[str, np.ndarray] | None) -> Observer:
@@ -240,8 +261,8 @@ def load(
 def check_device(device: str) -> None:
     """Refuse a device that is not there."""
     try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # "meta" has no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(
             f"device={device!r} cannot be used ({str(error).splitlines()[0]}): use cpu, or cuda where it is installed"
         ) from None
@@ -276,12 +297,9 @@ def describe(model: nn.Module, clients: Clients, algorithm: Any, training: Train
         "seed": training.seed,
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
     }
-    lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    lines += [
-        "",
-        f"[{algorithm.name}]",
-        *(f"{key} = {json.dumps(value)}" for key, value in dataclasses.asdict(algorithm).items()),
-    ]
+    lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
+    own = {key: value for key, value in dataclasses.asdict(algorithm).items() if value is not None}
+    lines += ["", f"[{toml_key(algorithm.name)}]", *(f"{key} = {toml_value(value)}" for key, value in own.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -6,20 +6,19 @@ The simulator (`api.fit`) and Flower (`flower.server`) differ in their executor 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.defence import Defence, defended
 from fedhb.engine import checkpoint
-from fedhb.engine.folder import EVALUATED, RunFolder, as_json
+from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder, as_json, sealed, write_atomically
 from fedhb.engine.keeper import Keeper
 from fedhb.engine.loop import Callback, Executor, State, Training, run
 from fedhb.errors import InputError
@@ -27,6 +26,9 @@ from fedhb.privacy import Privacy, Private
 from fedhb.progress import RoundProgress
 from fedhb.run import Run, one_thread
 from fedhb.seeding import Randomness
+
+KEY, KEY_BYTES = "noise.key", 32
+"""What a private run's noise is drawn from."""
 
 
 class Engine(Executor, Protocol):
@@ -49,7 +51,8 @@ class Engine(Executor, Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, on what plan, and the hash of all it depends on; `constants` is the network as it was made."""
+    """What is trained, on what plan, and the hashes of all that training (`fingerprint`) and the evaluation (`asked`) depend on;
+    `constants` is the network as it was made."""
 
     problem: Problem
     algorithm: Algorithm
@@ -58,6 +61,7 @@ class Job:
     num_clients: int
     input_shape: tuple[int, ...]
     fingerprint: str
+    asked: str
     constants: Arrays
     privacy: Privacy | None = None
     defence: Defence | None = None
@@ -71,11 +75,9 @@ class Job:
         return found
 
     def finished(self, folder: RunFolder) -> bool:
-        """Whether the folder holds this run with its result; without its last checkpoint, or with a damaged result, it is
-        finished again."""
-        try:
-            folder.result()
-        except InputError:
+        """Whether the folder holds this run with its result; without its last checkpoint, with a damaged result, or with that of
+        another evaluation, it is finished again."""
+        if not folder.answers(self.asked):
             return False
         kept = checkpoint.load(folder.checkpoints, self.fingerprint, folder.records_until)
         return kept is not None and kept[0].done == self.training.rounds
@@ -93,17 +95,26 @@ def mechanism(folder: RunFolder | None, noise: float, clip: float, delta: float,
     """The privacy of a run, or None. The secret that its noise is drawn from stays with the run, readable to its owner alone."""
     if noise == 0:
         return None
-    key, path = secrets.token_bytes(32), folder.path / "noise.key" if folder is not None else None
-    if path is not None:
-        if path.exists():
-            key = path.read_bytes()
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(key)
-    privacy = Privacy(noise, clip, delta, num_clients, cohort, key)
+    privacy = Privacy(noise, clip, delta, num_clients, cohort)
     privacy.epsilon(1)  # before the first round: is the accountant there, and can it count?
-    return privacy
+    return replace(privacy, key=secret(folder) if folder is not None else secrets.token_bytes(KEY_BYTES))
+
+
+def secret(folder: RunFolder) -> bytes:
+    """The key in a run's folder, drawn where no round was run yet: rounds that are run again must draw the same noise."""
+    path = folder.path / KEY
+    with folder.locked():
+        if not path.exists():
+            if any(folder.checkpoints.glob("*.json")):
+                raise InputError(
+                    f"{path} is missing, and this run cannot draw the same noise without it: restore it, or train again in "
+                    "another folder"
+                )
+            write_atomically(path, secrets.token_bytes(KEY_BYTES), private=True)
+        key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise InputError(f"{path} has {len(key)} bytes, not {KEY_BYTES}: restore it, or train again in another folder")
+    return key
 
 
 def conduct(
@@ -166,8 +177,8 @@ def conduct(
                 result.result["privacy"] = job.privacy.record(state.done)
             if folder is not None:
                 if found.get("observed") is not None:
-                    folder.write("evaluation.json", json.dumps(found["observed"]).encode())
-                folder.write_result(as_json(result.result))
+                    folder.write(EVALUATION, sealed(found["observed"], indent=None))
+                folder.write_result(as_json(result.result), job.asked)
                 (folder.path / EVALUATED).unlink(missing_ok=True)
                 result.records = folder.rounds()
             tell(told, "on_result", result.result)

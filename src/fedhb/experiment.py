@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 from fedhb import data, nets, partition
-from fedhb.algorithms import build
+from fedhb.algorithms import Algorithm, build
 from fedhb.api import fit
 from fedhb.clients import Clients
 from fedhb.data.dataset import Dataset, Examples
-from fedhb.engine.folder import as_json, write_atomically
+from fedhb.defence import Defence, defended
+from fedhb.engine.folder import as_json, unused, write_atomically
 from fedhb.engine.loop import Callback
 from fedhb.errors import InputError
 from fedhb.models import make_model
+from fedhb.privacy import Privacy, Private
 from fedhb.run import Run
 from fedhb.seeding import derive
 from fedhb.settings import Settings
@@ -131,6 +133,15 @@ def fit_options(settings: Settings) -> dict[str, Any]:
     return found | {"head": settings.head or None}
 
 
+def algorithm_of(settings: Settings) -> Algorithm:
+    """The algorithm of these settings, which must go with their privacy and their defence: nothing is trained to find out."""
+    algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
+    if settings.dp_noise:
+        Private(algorithm, Privacy(settings.dp_noise, settings.dp_clip, settings.dp_delta, 1, 1))
+    defended(algorithm, Defence.named(settings.defence))
+    return algorithm
+
+
 def train(
     settings: Settings,
     out: Path | None,
@@ -142,7 +153,7 @@ def train(
     """One run by its settings."""
     if settings.secure_sum:
         raise InputError(f"secure_sum={settings.secure_sum!r}: in one process there is no server to hide from; leave it out")
-    algorithm = build(settings.algorithm, settings.options.get(settings.algorithm, {}))
+    algorithm = algorithm_of(settings)
     dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
     unseen = leave_out(dataset, settings.unseen)[1]
     clients, holdout = make_clients(settings, dataset)
@@ -177,20 +188,20 @@ def compare(
     With `resume`, runs that are done are taken as they are, and one that was stopped goes on.
     `callbacks(algorithm, seed, folder)` are told of the rounds of a run.
     """
-    for name, one in settings.items():  # before the first run: a wrong setting should not cost an hour
-        build(name, one.options.get(name, {}))
-    if out.exists() and any(out.iterdir()) and not resume:
-        raise InputError(f"{out} is not empty: go on with what is there (--resume), or choose another --out")
+    seeds = list(dict.fromkeys(seeds))
+    runs = [replace(one, algorithm=name, seed=seed) for seed in seeds for name, one in settings.items()]
+    for one in runs:  # before the first run: a wrong setting should not cost an hour
+        algorithm_of(one)
+    unused(out, "go on with what is there (--resume), or choose another --out", resume)
     first = next(iter(settings.values()))
     dataset = data.read_npz(first.data) if first.data else data.load(first.dataset)
     results = []
-    for seed in seeds:
-        for name, one in settings.items():
-            folder = out / f"{name}-seed{seed}"
-            told = callbacks(name, seed, folder)
-            result = train(replace(one, algorithm=name, seed=seed), folder, resume, dataset, progress, told).result
-            results.append(result)
-            on_result(result)
+    for one in runs:
+        folder = out / f"{one.algorithm}-seed{one.seed}"
+        told = callbacks(one.algorithm, one.seed, folder)
+        result = train(one, folder, resume, dataset, progress, told).result
+        results.append(result)
+        on_result(result)
     rows = tabulate(results)
     lines = {name: one.to_toml({}).splitlines() for name, one in settings.items()}
     write_atomically(out / "comparison.json", as_json({"settings": lines, "rows": rows}))

@@ -45,6 +45,11 @@ class Privacy:
     cohort: int
     key: bytes = field(repr=False, compare=False, default=b"")
 
+    @property
+    def mark(self) -> str:
+        """Which key it is, without telling it."""
+        return hashlib.sha256(b"which key: " + self.key).hexdigest()
+
     def epsilon(self, rounds: int) -> float:
         """What so many rounds cost, at `delta`."""
         return epsilon(self.noise, self.num_clients, self.cohort, rounds, self.delta)

@@ -47,6 +47,10 @@ PARTITIONS = ("shards", "dirichlet", "iid", "natural", "groups")
 SPLITS = ("image", "group")
 
 
+MOST = 2**53
+"""The largest whole number that every reader of JSON keeps."""
+
+
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -107,6 +111,9 @@ class Settings:
             "checkpoint_every",
             "shards_per_client",
         )
+        for name in (f.name for f in dataclasses.fields(self) if type(f.default) is int):
+            if getattr(self, name) > MOST:
+                raise InputError(f"{name}={getattr(self, name)}: give at most {MOST}")
         for name in positive:
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: give at least 1")
@@ -193,8 +200,22 @@ class Settings:
         lines += [f"{f.name} = {toml_value(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name not in tables]
         for table, entries in self.options.items():
             named = {"name": self.model} if table == "model" else {}
-            lines += ["", f"[{table}]", *(f"{_key(key)} = {toml_value(value)}" for key, value in {**named, **entries}.items())]
+            lines += [
+                "",
+                f"[{table}]",
+                *(f"{toml_key(key)} = {toml_value(value)}" for key, value in {**named, **entries}.items()),
+            ]
         return "\n".join(lines) + "\n"
+
+
+def own_tables(settings: Settings, overrides: Sequence[str]) -> None:
+    """Refuse `table.key=value` for an algorithm that is not the run's: it would change nothing."""
+    for text in overrides:
+        table = text.partition(".")[0].strip()
+        if table not in (settings.algorithm, "model"):
+            raise InputError(
+                f"--set {text!r}, but the algorithm is {settings.algorithm}: leave it out, or give --algorithm {table}"
+            )
 
 
 MOST_TOML = 2**20
@@ -268,7 +289,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _key(key: str) -> str:
+def toml_key(key: str) -> str:
+    """A key as TOML writes it."""
     return key if re.fullmatch("[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
@@ -278,6 +300,6 @@ def toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    return repr(value)
+    return repr(value) if isinstance(value, int | float) else toml_value(str(value))

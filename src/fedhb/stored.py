@@ -6,6 +6,7 @@ the user names it again. What it declares is bounded before anything is allocate
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhb import algorithms
-from fedhb.algorithms import Algorithm, Federation, Plan
+from fedhb.algorithms import MOST_COUNT, Algorithm, Federation, Plan
 from fedhb.algorithms.base import Arrays
 from fedhb.clients import Scaling
 from fedhb.engine.folder import RunFolder
@@ -23,12 +24,13 @@ from fedhb.errors import InputError, reason
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.models import make_model
 from fedhb.run import Run, one_thread
+from fedhb.settings import MOST
 
 NAME = "problem.json"
 LIKELIHOODS: dict[str, type[Any]] = {"categorical": Categorical, "gaussian": GaussianRegression}
 
-MOST_INPUTS, MOST_COUNT = 2**28, 10_000
-"""Numbers of one example, and the largest whole number among an algorithm's settings: they decide what is allocated."""
+MOST_INPUTS = 2**28
+"""Numbers of one example: they decide what is allocated."""
 
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, RuntimeError)
 
@@ -78,7 +80,7 @@ class Stored:
         settings = record["algorithm"]["settings"]
         _check("algorithm", isinstance(record["algorithm"]["name"], str) and isinstance(settings, dict))
         for key, value in settings.items():
-            _check(key, isinstance(value, bool | str | float) or _whole(value, -MOST_COUNT, MOST_COUNT))
+            _check(key, type(value) is not int or _whole(value, -MOST_COUNT, MOST_COUNT))
         mean, std = (torch.tensor(record["scaling"][key], dtype=torch.float32) for key in ("mean", "std"))
         _check("scaling", bool(torch.isfinite(mean).all() and torch.isfinite(std).all() and (std > 0).all()))
         files = record.get("files", {})
@@ -151,7 +153,7 @@ def problem_record(run: Run, head: str | None, batch_norm: str, rebuild: Mapping
     likelihood: Any = run.problem.likelihood
     kind = next((name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls), "own")
     federation, scaling, algorithm = run.problem.federation, run.problem.network.scaling, run.algorithm
-    return {
+    record = {
         "model": dict(rebuild) if rebuild else None,
         "head": head,
         "batch_norm": batch_norm,
@@ -167,6 +169,13 @@ def problem_record(run: Run, head: str | None, batch_norm: str, rebuild: Mapping
         "personal_plan": asdict(run.personal_plan),
         "seed": run.seed,
     }
+    try:
+        Stored._parse(json.loads(json.dumps(record)))
+    except _NONSENSE as error:
+        raise InputError(
+            f"a run with these settings could not be loaded again ({error}): change them, or leave out --out"
+        ) from None
+    return record
 
 
 def try_out(folder: RunFolder, arrays: Sequence[Arrays], predict: Callable[[Tensor], Tensor], shape: Sequence[int]) -> None:
@@ -192,5 +201,5 @@ def _check(what: str, right: bool) -> None:
         raise ValueError(f"its {what!r}")
 
 
-def _whole(value: Any, least: int, most: int = 2**53) -> bool:
+def _whole(value: Any, least: int, most: int = MOST) -> bool:
     return type(value) is int and least <= value <= most

@@ -37,7 +37,8 @@ def fit(out: Path | None, after: Callable[[int], Any] = lambda done: None, **opt
     chosen = {"rounds": 6, "fraction": 0.5, "batch_size": 4, "seed": 3, "checkpoint_every": 2}
     chosen |= {"evaluate_on": None, "progress": False}
     chosen |= {"model": mlp(torch.float32), "clients": clients(), "algorithm": fedhb.NIW(begin="last"), "resume": True}
-    return fedhb.fit(out=out, callbacks=[After(after)], **(chosen | options))
+    chosen |= {"callbacks": [After(after)]}
+    return fedhb.fit(out=out, **(chosen | options))
 
 
 def memories(run: Any) -> dict[str, torch.Tensor]:

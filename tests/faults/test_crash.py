@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from runs import assert_same, fit, fork
+from runs import After, assert_same, fit, fork
 from scale import cases
 
 import fedhb
@@ -221,25 +222,44 @@ def copy(source: Path, target: Path) -> None:
             (target / path.relative_to(source)).write_bytes(path.read_bytes())
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint round-")
-def test_damaged_files(tmp_path):
+class Evaluating(After):
+    """Stops the evaluation once some clients are done."""
+
+    def evaluating(self, done: int, count: int) -> None:
+        if done >= 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore:checkpoint round-", "ignore:.*was stopped while it was evaluated")
+@pytest.mark.parametrize("private", [False, True])
+def test_damaged_files(tmp_path, monkeypatch, private):
     """Any file of a run, stopped or finished: a clear error, or the right numbers; never other numbers, never a traceback."""
-    stopped, finished = tmp_path / "stopped", tmp_path / "finished"
+    monkeypatch.setattr(import_module("fedhb.evaluation.evaluate"), "chunk_size", lambda network: 1)
+    stopped, evaluating, finished = (tmp_path / name for name in ("stopped", "evaluating", "finished"))
 
     def interrupt(done: int) -> None:
         if done == 5:
             raise KeyboardInterrupt
 
     evaluated: dict[str, Any] = {"evaluate_on": "test"}
+    if private:
+        pytest.importorskip("dp_accounting")
+        evaluated |= {"dp_noise": 1.0}
+        for folder in (stopped, evaluating, finished):  # the noise is the key's, and the runs must be the same
+            folder.mkdir()
+            (folder / "noise.key").write_bytes(bytes(range(32)))
     with pytest.raises(KeyboardInterrupt):
         fit(stopped, interrupt, **evaluated)
+    with pytest.raises(KeyboardInterrupt):
+        fit(evaluating, callbacks=[Evaluating(lambda done: None)], **evaluated)
+    assert (evaluating / "evaluated.jsonl").exists() and not (evaluating / "result.json").exists()
     whole = fit(finished, **evaluated)
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     right, at_five = whole.predict(x), fedhb.load(stopped, model=mlp(torch.float32)).predict(x)
     rng, told, went_on = random.Random(7), 0, 0
-    for case in range(cases(1000, least=30)):
+    for case in range(cases(1000, least=40)):
         out = tmp_path / str(case)
-        copy(rng.choice((stopped, finished)), out)
+        copy(rng.choice((stopped, evaluating, finished)), out)
         what = damage(rng.choice(sorted(p for p in out.rglob("*") if p.is_file() and p.name != ".lock")), rng)
         try:
             found = fedhb.load(out, model=mlp(torch.float32))

@@ -15,6 +15,7 @@ import pytest
 
 import finished
 from fedhb import cli
+from fedhb.engine.folder import RunFolder
 from fedhb.errors import InputError
 from fedhb.figures import COLOURS, mean_and_spread, styles
 from fedhb.report import collect, people, printed
@@ -158,8 +159,9 @@ def test_names_from_data_cannot_break_the_page(tmp_path):
     bad = "</script><script>alert(1)</script>"
     evaluation["clients"]["client"][0] = result["per_client"]["client"][0] = bad
     result["dataset"] = bad
+    del evaluation["checksum"]
     (path / "evaluation.json").write_text(json.dumps(evaluation))
-    (path / "result.json").write_text(json.dumps(result))
+    RunFolder(path).write_result(json.dumps(result).encode())
     write([path], tmp_path / "p.html")
     assert "<script>alert(1)" not in (tmp_path / "p.html").read_text()
 
@@ -196,6 +198,7 @@ def test_a_hundred_clients_and_many_rounds_stay_small(compared, tmp_path):
     source = compared / "mixture-seed0"
     record = json.loads((source / "rounds.jsonl").read_text().splitlines()[-1])
     evaluation, result = (json.loads((source / f"{name}.json").read_text()) for name in ("evaluation", "result"))
+    del evaluation["checksum"]
     N = 100
     evaluation["clients"] = {"client": list(range(N)), "sizes": [600] * N, "labels": rng.integers(0, 200, (N, 10)).tolist()}
     evaluation["sketches"] = rng.normal(size=(N, 64)).tolist()
@@ -268,6 +271,27 @@ def test_bad_input_is_told(arguments, said, monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["result.json", "evaluation.json"])
+def test_numbers_that_were_changed_are_not_shown(compared, tmp_path, name):
+    shutil.copytree(compared / "niw-seed0", tmp_path / "r")
+    content = bytearray((tmp_path / "r" / name).read_bytes())
+    place = next(k for k in range(len(content) // 2, len(content)) if chr(content[k]).isdigit())
+    content[place] = ord("1") if content[place] != ord("1") else ord("2")
+    (tmp_path / "r" / name).write_bytes(content)
+    with pytest.raises(InputError, match=r"is not as it was written|does not match its checksum"):
+        write([tmp_path / "r"], tmp_path / "p.html")
+
+
+def test_files_that_make_no_sense_are_told_or_passed_over(compared, tmp_path):
+    shutil.copytree(compared, tmp_path / "c")
+    (tmp_path / "c/comparison.json").write_text("[]")
+    write([tmp_path / "c"], tmp_path / "p.html")
+    settings = tmp_path / "c/niw-seed0/settings.toml"
+    settings.write_text(settings.read_text().replace("seed = 0", 'seed = "a"'))
+    with pytest.raises(InputError, match="seed='a'"):
+        write([tmp_path / "c"], tmp_path / "p.html")
 
 
 def test_a_damaged_settings_file_is_told(compared, tmp_path):

@@ -29,6 +29,9 @@ ALGORITHMS: dict[str, type[Any]] = {
     for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU, PFedBayes, FedPA, FedBE, FedEM, FedPop, Ensemble, Centralised, LocalOnly)
 }
 
+MOST_COUNT = 10_000
+"""The largest whole number among an algorithm's settings: they decide what is allocated, when a run is loaded too."""
+
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
     """An algorithm by name with its own settings. Unknown names and settings are errors."""
@@ -77,6 +80,8 @@ def check(algorithm: Any) -> Any:
     positive_names = (*positive.split(), "temperature", "server_batch_size", "head_epochs", "num_heads")
     for field in dataclasses.fields(algorithm):
         key, value = f"{algorithm.name}.{field.name}", getattr(algorithm, field.name)
+        if type(value) is int and abs(value) > MOST_COUNT:
+            raise InputError(f"{key}={value}: give a number of at most {MOST_COUNT}")
         if field.name in choices and value not in choices[field.name]:
             raise InputError(f"{key}={value!r}: choose {' or '.join(choices[field.name])}")
         low, high = bounds.get(field.name, (None, None))
@@ -91,6 +96,7 @@ def check(algorithm: Any) -> Any:
 
 __all__ = [
     "ALGORITHMS",
+    "MOST_COUNT",
     "NIW",
     "Algorithm",
     "Arrays",

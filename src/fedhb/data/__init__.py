@@ -10,7 +10,7 @@ from fedhb.data.arrays import read_npz
 from fedhb.data.dataset import Dataset, Examples
 from fedhb.errors import InputError
 
-__all__ = ["NAMES", "Dataset", "Examples", "Status", "load", "read_npz", "status"]
+__all__ = ["NAMES", "Dataset", "Examples", "Status", "check_name", "load", "read_npz", "status"]
 
 NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar-100", "cifar-100-coarse", "cifar-100-c")
 
@@ -43,8 +43,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
             `$FEDHB_DATA`, then the user's cache folder.
         download: get the files if they are missing, into `root/NAME` or the user's cache folder.
     """
-    if name not in NAMES:
-        raise InputError(f"unknown data set {name!r}: choose one of {', '.join(NAMES)}, or give your own as a .npz file")
+    check_name(name)
     if name == "digits":
         from fedhb.data import digits
 
@@ -62,6 +61,12 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     from fedhb.data import idx
 
     return idx.load(name, root)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no data set has."""
+    if name not in NAMES:
+        raise InputError(f"unknown data set {name!r}: choose one of {', '.join(NAMES)}, or give your own as a .npz file")
 
 
 def status() -> list[Status]:

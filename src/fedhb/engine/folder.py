@@ -27,21 +27,25 @@ except ImportError:  # Windows has no advisory locks of this kind; there two run
     fcntl = None  # type: ignore[assignment]
 
 
-EVALUATED = "evaluated.jsonl"
+EVALUATED, EVALUATION = "evaluated.jsonl", "evaluation.json"
 RESULT, RESULT_HASH = "result.json", "checkpoint/result.json"
 MOST_JSON = 2**29
 """The largest JSON file that is believed: a manifest with the memories of a million clients has half of it."""
 
 
-def write_atomically(path: Path, content: bytes, settle: bool = True) -> None:
+def write_atomically(path: Path, content: bytes, settle: bool = True, private: bool = False) -> None:
     """A file with this content, or the file as it was before: temporary file, fsync, rename, fsync of the folder.
 
-    Whoever writes many files leaves out the last step (`settle`) and calls `sync_folder` once.
+    Whoever writes many files leaves out the last step (`settle`) and calls `sync_folder` once. What is `private` is readable to
+    its owner alone, from its first byte on.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if private:
+                temporary.unlink(missing_ok=True)
+                temporary.touch(mode=0o600)
             with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
@@ -55,6 +59,14 @@ def write_atomically(path: Path, content: bytes, settle: bool = True) -> None:
         raise _named(error, path) from error
     if settle:
         sync_folder(path.parent)
+
+
+def unused(path: Path, remedy: str, resume: bool = False) -> None:
+    """Refuse what is no folder, and a folder that holds something unless that is gone on with."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file: give a folder")
+    if path.exists() and any(path.iterdir()) and not resume:
+        raise InputError(f"{path} is not empty: {remedy}")
 
 
 def sync_folder(path: Path) -> None:
@@ -72,14 +84,14 @@ def _named(error: OSError, path: Path) -> OSError:
     return OSError(error.errno, error.strerror or str(error), str(path))
 
 
-def as_json(value: Any) -> bytes:
-    """Readable JSON."""
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+def as_json(value: Any, indent: int | None = 1) -> bytes:
+    """Readable JSON, or without `indent` a line."""
+    return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()
 
 
-def sealed(value: dict[str, Any]) -> bytes:
+def sealed(value: dict[str, Any], indent: int | None = 1) -> bytes:
     """The same with a checksum of itself, so that no changed byte goes unnoticed."""
-    return as_json(value | {"checksum": _checksum(value)})
+    return as_json(value | {"checksum": _checksum(value)}, indent)
 
 
 def unsealed(path: Path, required: bool = True) -> dict[str, Any]:
@@ -97,6 +109,11 @@ def unsealed(path: Path, required: bool = True) -> dict[str, Any]:
         content = file.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
         raise ValueError(f"it has more than {MOST_JSON} bytes")
+    return unsealed_text(content, required)
+
+
+def unsealed_text(content: bytes, required: bool = True) -> dict[str, Any]:
+    """The same of what such a file, or a line of one, holds."""
     try:
         value = json.loads(content.decode("utf-8"))
     except RecursionError:
@@ -236,17 +253,26 @@ class RunFolder:
         """A file of the run, written whole."""
         write_atomically(self.path / name, content)
 
-    def write_result(self, content: bytes) -> None:
-        """result.json, after its hash: wherever this stops, a result that is not the last one is seen."""
-        self.write(RESULT_HASH, as_json({"sha256": _hash(content)}))
+    def write_result(self, content: bytes, asked: str = "") -> None:
+        """result.json, after the hashes of it and of what was asked: wherever this stops, one that is not the last is seen."""
+        self.write(RESULT_HASH, as_json({"sha256": _hash(content), "asked": asked}))
         self.write(RESULT, content)
+
+    def answers(self, asked: str) -> bool:
+        """Whether the folder holds the undamaged result of this evaluation, and of what was seen in it if anything was kept."""
+        try:
+            self.result()
+            if (self.path / EVALUATION).exists():
+                self.read_json(EVALUATION)
+            return self.read_json(RESULT_HASH).get("asked") == asked
+        except InputError:
+            return False
 
     def result(self) -> dict[str, Any]:
         """What result.json holds, which must be what was written."""
         record = self.read_json(RESULT)
-        if (self.path / RESULT_HASH).exists() and self.read_json(RESULT_HASH) != {
-            "sha256": _hash((self.path / RESULT).read_bytes())
-        }:
+        written = self.read_json(RESULT_HASH) if (self.path / RESULT_HASH).exists() else None
+        if written is not None and written.get("sha256") != _hash((self.path / RESULT).read_bytes()):
             raise InputError(
                 f"{self.path / RESULT} is not as it was written: restore it, or resume the run (--resume) to make it anew"
             )

@@ -10,10 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from fedhb.clients import Clients
+from fedhb.engine.folder import sealed, unsealed_text
+
+
+def mark_of(about: Sequence[Any], clients: Clients, split: str) -> str:
+    """A hash of these clients' examples, of the split that they are evaluated on, and of what else the numbers depend on."""
+    digest = hashlib.sha256(json.dumps([*about, split, sorted(clients.files.items())], default=str).encode())
+    for share in (clients.train, getattr(clients, split)):
+        for tensor in (share.rows, share.offsets, share.y, *([] if clients.files else [share.x])):
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Ledger:
-    """A file with a JSON line for clients that were personalised together.
+    """A file with a JSON line for clients that were personalised together, each with its checksum.
 
     Args:
         path: the file; it may be shared by several evaluations.
@@ -23,16 +33,12 @@ class Ledger:
     """
 
     def __init__(self, path: Path, about: Sequence[Any], clients: Clients, split: str):
-        digest = hashlib.sha256(json.dumps([*about, split, sorted(clients.files.items())], default=str).encode())
-        for share in (clients.train, getattr(clients, split)):
-            for tensor in (share.rows, share.offsets, share.y, *([] if clients.files else [share.x])):
-                digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        self.path, self.mark = path, digest.hexdigest()
+        self.path, self.mark = path, mark_of(about, clients, split)
         self._known: dict[tuple[int, ...], list[dict[str, float]]] = {}
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError:  # a crash cut it short
+                record = unsealed_text(line)
+            except ValueError:  # a crash cut it short, or it was changed: these clients are evaluated again
                 continue
             if record["mark"] == self.mark:
                 self._known[tuple(record["clients"])] = record["metrics"]
@@ -48,8 +54,8 @@ class Ledger:
 
     def keep(self, ids: Sequence[int], metrics: Sequence[dict[str, float]]) -> None:
         """Theirs, on disk when this returns."""
-        line = json.dumps({"mark": self.mark, "clients": list(ids), "metrics": list(metrics)})
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{line}\n")  # begins a line of its own, whatever a crash left
+        line = sealed({"mark": self.mark, "clients": list(ids), "metrics": list(metrics)}, indent=None)
+        with self.path.open("ab") as file:
+            file.write(b"\n" + line)  # begins a line of its own, whatever a crash left
             file.flush()
             os.fsync(file.fileno())

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhb.algorithms import Algorithm, Arrays, Federation, Plan, Problem, build
+from fedhb import data, nets
+from fedhb.algorithms import Algorithm, Arrays, Federation, Plan, Problem
 from fedhb.conduct import Job, mechanism
 from fedhb.defence import Defence
 from fedhb.engine.folder import RunFolder
@@ -19,7 +20,7 @@ from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Training
 from fedhb.engine.schedule import cohort_size
 from fedhb.errors import InputError
-from fedhb.experiment import model_of
+from fedhb.experiment import algorithm_of, model_of
 from fedhb.flower.census import Census
 from fedhb.likelihood import Categorical, Likelihood
 from fedhb.models import check_model, regression
@@ -82,6 +83,18 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     return Settings.resolve(content, {})
 
 
+def federated(settings: Settings) -> Algorithm:
+    """The algorithm of a federation, after a check of what the settings alone can tell."""
+    algorithm = algorithm_of(settings)
+    if algorithm.pools:
+        raise InputError(f"{algorithm.name} pools its clients' data, which a federation keeps apart: use fedhb train")
+    if not settings.data:
+        data.check_name(settings.dataset)
+    if settings.model and ":" not in settings.model:
+        nets.check_name(settings.model)
+    return algorithm
+
+
 @dataclass(frozen=True)
 class Task:
     """A run as server and nodes see it."""
@@ -95,9 +108,7 @@ class Task:
     @classmethod
     def of(cls, settings: Settings, census: Census, server_inputs: Tensor | None = None) -> Task:
         """The task of these settings for these clients."""
-        algorithm, clients = build(settings.algorithm, settings.options.get(settings.algorithm, {})), census.specimen()
-        if algorithm.pools:
-            raise InputError(f"{algorithm.name} pools its clients' data, which a federation keeps apart: use fedhb train")
+        algorithm, clients = federated(settings), census.specimen()
         model, spec = model_of(settings, clients)
         network = Network(model, head=settings.head or None, batch_norm=settings.batch_norm, scaling=clients.scaling)
         likelihood: Likelihood
@@ -126,12 +137,12 @@ class Task:
     def job(self, folder: RunFolder | None = None) -> Job:
         """The run for `conduct`. It resumes under the same settings and census alone."""
         s, count = self.settings, len(self.census.clients)
-        private = (s.dp_noise, s.dp_clip, s.dp_delta) if s.dp_noise else ()
         size, privacy = cohort_size(count, s.fraction), None
         if s.dp_noise and folder is not None:
             privacy = mechanism(folder, s.dp_noise, s.dp_clip, s.dp_delta, count, size)
         elif s.dp_noise:  # a node, which clips: the noise is the server's, and its secret too
             privacy = Privacy(s.dp_noise, s.dp_clip, s.dp_delta, count, size)
+        private = (s.dp_noise, s.dp_clip, s.dp_delta, privacy.mark) if privacy is not None else ()
         census = hashlib.sha256(self.census.to_json().encode()).hexdigest()
         clients = replace(self.census.specimen(), files={"census": census}, server_inputs=self.problem.federation.server_inputs)
         return Job(
@@ -144,6 +155,7 @@ class Task:
             fingerprint=fingerprint_of(
                 self.problem, self.algorithm, self.training, clients, *private, *([s.defence] if s.defence else [])
             ),
+            asked=hashlib.sha256(repr((self.personal_plan, s.evaluate_on)).encode()).hexdigest(),
             constants=self.problem.network.constants(),
             privacy=privacy,
             defence=Defence.named(s.defence),

@@ -17,11 +17,16 @@ DEFAULT = {"emnist": "convnet", "cifar-100": "mobilenet", "cifar-100-coarse": "m
 """The paper's backbone for each data set; an MLP for every other."""
 
 
-def build(name: str, input_shape: Sequence[int], num_outputs: int, **options: float) -> nn.Module:
-    """A network by name, for inputs of this shape (without the batch axis)."""
+def check_name(name: str) -> None:
+    """Refuse a name that no network has."""
     if name not in NETS:
         raise InputError(f"unknown model {name!r}: choose from {', '.join(NETS)}, or pkg.mod:factory for your own")
+
+
+def build(name: str, input_shape: Sequence[int], num_outputs: int, **options: float) -> nn.Module:
+    """A network by name, for inputs of this shape (without the batch axis)."""
+    check_name(name)
     return NETS[name](tuple(input_shape), num_outputs, **options)
 
 
-__all__ = ["DEFAULT", "NETS", "build", "convnet", "mlp", "mobilenet"]
+__all__ = ["DEFAULT", "NETS", "build", "check_name", "convnet", "mlp", "mobilenet"]

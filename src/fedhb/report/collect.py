@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedhb.engine.folder import RunFolder
+from fedhb.engine.folder import EVALUATION, RunFolder
 from fedhb.errors import InputError
 from fedhb.figures import Style, styles
 
@@ -81,9 +81,11 @@ def read_run(path: Path) -> RunData:
         settings = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path / 'settings.toml'} cannot be read ({error}): give the folder of a run") from None
+    if type(settings.get("seed", 0)) is not int:
+        raise InputError(f"{path / 'settings.toml'} has seed={settings['seed']!r}, which is no whole number: restore it")
     first = text.partition("\n")[0]
-    result = folder.read_json("result.json") if (path / "result.json").exists() else None
-    evaluation = folder.read_json("evaluation.json") if (path / "evaluation.json").exists() else None
+    result = folder.result() if (path / "result.json").exists() else None
+    evaluation = folder.read_json(EVALUATION) if (path / EVALUATION).exists() else None
     return RunData(path, settings, first.partition("Versions: ")[2], folder.rounds(), result, evaluation)
 
 
@@ -106,7 +108,7 @@ def _compared(path: Path) -> list[str]:
     """The order of algorithms in a comparison."""
     try:
         return list(json.loads((path / "comparison.json").read_text(encoding="utf-8"))["settings"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 

@@ -127,7 +127,7 @@ def missing(methods: Sequence[Method]) -> str:
     what = "label counts, uncertainty, posterior and map"
     return (
         f'<p class="missing">{escape(listed(old))} {"has" if len(old) == 1 else "have"} no evaluation.json (of an older version, '
-        f"or not evaluated here): {what} of {'it' if len(old) == 1 else 'them'} are left out.</p>"
+        f"stopped while it was evaluated, or not evaluated here): {what} of {'it' if len(old) == 1 else 'them'} are left out.</p>"
     )
 
 
