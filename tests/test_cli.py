@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ import pytest
 import fedhb.engine.loop
 from fedhb import cli
 from fedhb.algorithms import NIW, FedBABU
+from fedhb.cli_show import comparison_table
+from fedhb.experiment import train
 from fedhb.settings import Settings
 
 SMALL = ["--num-clients", "10", "--shards-per-client", "3", "--fraction", "0.5", "--rounds", "4", "--checkpoint-every", "2"]
@@ -142,12 +146,95 @@ def test_lists(run):
     assert code == 0 and "digits" in printed and "fedhb data get" in printed
 
 
+def test_a_finished_run_is_evaluated_again_where_it_is_asked_otherwise(run, tmp_path):
+    assert run("compare", *SMALL, "--algorithms", "fedavg", "--seeds", "0", "--out", "c")[0] == 0
+    code, printed = run(
+        "compare", *SMALL, "--algorithms", "fedavg", "--seeds", "0", "--out", "c", "--resume", "--personal-lr", "0.5"
+    )
+    assert code == 0
+    assert run("train", *SMALL, "--algorithm", "fedavg", "--personal-lr", "0.5", "--out", "x")[0] == 0
+    fresh = json.loads((tmp_path / "x/result.json").read_text())["personalised"]["accuracy"]
+    table = json.loads((tmp_path / "c/comparison.json").read_text())
+    assert table["rows"][0]["personalised"]["accuracy"]["mean"] == fresh and "personal_lr = 0.5" in table["settings"]["fedavg"]
+    code, printed = run("train", *SMALL, "--algorithm", "fedavg", "--personal-lr", "0.1", "--out", "x", "--resume")
+    assert code == 0 and "finished already" not in printed
+    assert (
+        "finished already" in run("train", *SMALL, "--algorithm", "fedavg", "--personal-lr", "0.1", "--out", "x", "--resume")[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--seeds=0,-1"], "seed=-1"),
+        (["--algorithms", "fedavg,local", "--defence", "default"], "local has no answers of clients to filter"),
+        (["--algorithms", "fedavg,fedpa", "--dp-noise", "1"], "with fedpa: its sums are not averages"),
+    ],
+)
+def test_a_comparison_that_must_fail_fails_before_its_first_run(run, tmp_path, arguments, says):
+    code, printed = run("compare", *SMALL, "--algorithms", "fedavg", "--out", "c", *arguments)
+    assert code == 2 and says in printed and not (tmp_path / "c").exists()
+
+
+def test_a_seed_that_is_given_twice_counts_once(run, tmp_path):
+    assert run("compare", *SMALL, "--algorithms", "fedavg", "--seeds", "3,3", "--out", "c")[0] == 0
+    assert json.loads((tmp_path / "c/comparison.json").read_text())["rows"][0]["seeds"] == [3]
+
+
+def test_the_best_coverage_is_the_one_nearest_to_its_level():
+    def row(name: str, coverage: float) -> dict[str, Any]:
+        return {"algorithm": name, "seeds": [0], "seconds": 1.0, "global": {"coverage": {"mean": coverage, "std": 0.0}}}
+
+    cells = list(comparison_table([row("a", 1.0), row("b", 0.91), row("c", 0.5)], "").columns[1].cells)
+    assert cells == ["1.0000", "[bold]0.9100[/bold]", "0.5000"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["compare", "--algorithms", "fedavg", "--out", "file"], "file is a file"),
+        (["personalise", "x", "--data", "mine.npz", "--out", "file"], "file is a file"),
+        (["personalise", "x", "--data", "bad.npz"], "labels lie in 42..42"),
+        (["predict", "x", "x.npy", "--out", "no/p.npz"], "there is no folder no"),
+        (["predict", "x", "x.npy", "--out", "x"], "it is a folder"),
+        (["predict", "x", "none.npy"], "none.npy has no rows"),
+        (["predict", "x", "x.npy"], ""),
+        (["predict", "x", "x.npy", "--out", "preds"], "predictions in preds.npz"),
+    ],
+)
+def test_where_results_go(trained, run, tmp_path, arguments, says):
+    """What cannot be written to, and examples that make no sense, are told before the work, with code 2."""
+    shutil.copytree(trained, tmp_path / "x")
+    (tmp_path / "file").write_text("mine")
+    x = np.zeros((3, 1, 8, 8))
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "none.npy", x[:0])
+    np.savez(tmp_path / "mine.npz", x=x, y=np.array([0, 1, 2]))
+    np.savez(tmp_path / "bad.npz", x=x, y=np.array([0, 1, 42]), split=np.array([0, 0, 1]))
+    code, printed = run(*arguments)
+    assert says in printed and "Traceback" not in printed
+    assert code == (0 if "predictions in" in printed else 2)
+    assert (tmp_path / "file").read_text() == "mine" and not (tmp_path / "x/personalised/bad").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run to read."""
+    out = tmp_path_factory.mktemp("trained") / "x"
+    train(Settings(num_clients=10, rounds=1, algorithm="fedavg"), out, progress=False)
+    return out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--set", "niw.kl_wait=1"], ["niw", "'kl_wait'", "did you mean 'kl_weight'"]),
         (["--set", "nope.x=1"], ["'nope'", "choose from"]),
         (["--set", "niw"], ["TABLE.KEY=VALUE"]),
+        (["--set", "fedavg.nosuch=3"], ["'fedavg.nosuch=3'", "the algorithm is niw"]),
+        (["--device", "meta"], ["device='meta'", "use cpu"]),
+        (["--batch-size", "9" * 25], ["batch_size=9999", "give at most"]),
+        (["--dp-noise", "1", "--out", "/proc/nowhere"], ["cannot write to /proc/nowhere"]),
         (["--set", "niw.dof=half"], ["niw.dof='half'", "full or per_coordinate"]),
         (["--algorithm", "nwi"], ["'nwi'", "did you mean 'niw'"]),
         (["--dataset", "digit"], ["'digit'", "digits"]),

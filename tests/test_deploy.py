@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedhb.cli import app
 from fedhb.deploy import certificates
 from fedhb.deploy.processes import Processes, free_port, listens, marked
-from fedhb.errors import InputError
+from fedhb.deploy.up import refusals
+from fedhb.engine.folder import RunFolder
+from fedhb.errors import InputError, Stopped
+from fedhb.flower.journal import Journal
 from fedhb.flower.task import Rules, settings_of
 
 
@@ -94,6 +98,14 @@ def test_the_run_config_gives_the_settings_back(folder, tmp_path):
         (["--port", "99999"], "port=99999"),
         (["--host", "münchen"], "plain ASCII"),
         (["--algorithm", "nwi"], "did you mean 'niw'"),
+        (["--algorithm", "centralised"], "pools its clients' data"),
+        (["--set", "niw.foo=3"], "niw has no setting 'foo'"),
+        (["--set", "fedavg.update=body"], "the algorithm is niw"),
+        (["--model", "nosuch"], "unknown model 'nosuch'"),
+        (["--dataset", "nosuch"], "unknown data set 'nosuch'"),
+        (["--dp-noise", "1", "--algorithm", "fedpa"], "with fedpa"),
+        (["--workers", "2"], "workers=2 has no effect on a federation"),
+        (["--checkpoint-every", "5"], "checkpoint_every=5 has no effect"),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_is_written(tmp_path, words, message):
@@ -117,11 +129,47 @@ def test_up_refuses_before_it_starts_anything(folder):
     assert not (folder / "logs").exists()
 
 
-def test_a_finished_run_says_so(folder):
-    (folder / "run").mkdir()
-    result = {"global": None, "personalised": None, "holdout": None}
-    (folder / "run" / "result.json").write_text(json.dumps(result))
+def test_all_nodes_take_part_unless_a_fraction_is_given(tmp_path):
+    (tmp_path / "s.toml").write_text("rounds = 4\n")
+    deploy("init", tmp_path / "a", "--nodes", 2, "--settings", tmp_path / "s.toml")
+    (tmp_path / "s.toml").write_text("fraction = 0.5\n")
+    deploy("init", tmp_path / "b", "--nodes", 2, "--settings", tmp_path / "s.toml")
+    deploy("init", tmp_path / "c", "--nodes", 2, "--settings", tmp_path / "s.toml", "--fraction", 0.25)
+    found = [settings_of(tomllib.loads((tmp_path / name / "run.toml").read_text())).fraction for name in "abc"]
+    assert found == [1.0, 0.5, 0.25]
+
+
+def test_a_finished_run_says_so_if_it_is_the_one_that_is_asked_for(folder, monkeypatch):
+    out = RunFolder(folder / "run")
+    held = settings_of(tomllib.loads((folder / "run.toml").read_text()))
+    out.write("settings.toml", held.to_toml({}).encode())
+    out.write_result(json.dumps({"global": None, "personalised": None, "holdout": None}).encode())
+    monkeypatch.setattr("fedhb.deploy.up.up", lambda *arguments: (_ for _ in ()).throw(InputError("it starts")))
     assert "finished already" in " ".join(deploy("up", folder, "--nodes", 2, "--resume").split())
+    with pytest.raises(InputError, match="it starts"):
+        deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7)
+    held_again = settings_of(tomllib.loads((folder / "run.toml").read_text()))
+    out.write("settings.toml", replace(held_again, seed=7).to_toml({}).encode())
+    assert "finished already" in " ".join(deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7).split())
+    (out.path / "result.json").write_text('{"global": nul')
+    with pytest.raises(InputError, match="it starts"):
+        deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7)
+
+
+def test_why_a_node_was_refused_is_told(tmp_path):
+    out = RunFolder(tmp_path)
+    assert refusals(out) == []
+    journal = Journal(tmp_path)
+    journal.note("node refused", "unknown data set 'nosuch'", node=7, key="k")
+    journal.note("answer refused", "too long", client=1)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"event": "node ref')
+    assert refusals(out) == ["node 7 was refused: unknown data set 'nosuch'"]
+
+
+def test_a_process_that_fails_is_told_without_a_traceback(tmp_path):
+    with pytest.raises(Stopped, match="ended with code 3"):
+        Processes(tmp_path).call([Path(sys.executable).name, "-c", "raise SystemExit(3)"], tmp_path)
 
 
 def test_everything_that_was_started_is_stopped_also_what_ran_away(tmp_path):

@@ -141,6 +141,12 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
         ((SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = []\n"), "stages is empty"),
         (("trials = 4", "trials = 0"), "trials=0"),
         (("trials = 4", ""), "has no trials"),
+        (("trials = 4", "trials = 'a'"), "trials is not a whole number"),
+        (("seeds = [100, 101]", "seeds = 100"), "seeds is not a list of whole numbers"),
+        (("keep = 0.5", ""), "keep of a stage is not a number"),
+        (("lr = [0.01, 0.1]", "lr = 0.1"), "shared is not a table of lists"),
+        (('update = ["full"]', "update = []"), "own.fedavg is not a table of lists"),
+        ((SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = 3\n"), "stages is not a list of tables"),
         (("kl_weight", "kl_wieght"), "niw has no setting 'kl_wieght'"),
         (("\nlr = ", "\nschedule = ['step']\nlr = "), "shared has 'schedule'"),
     ],
@@ -246,9 +252,9 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
         poison = Share(torch.full(test.x.shape, math.nan), torch.full_like(test.y, 10**6), test.rows, test.offsets)
         return replace(clients, test=poison), holdout
 
-    def watched(self, k):
+    def watched(self, k, most=None):
         assert not self.x.is_floating_point() or not torch.isnan(self.x).any(), "a test example was read"
-        return gather(self, k)
+        return gather(self, k, most)
 
     monkeypatch.setattr(experiment, "make_clients", poisoned)
     monkeypatch.setattr("fedhb.paper.gates.make_clients", poisoned)

@@ -26,7 +26,7 @@ from fedhb import cli_data, cli_deploy, cli_paper, cli_report
 from fedhb.cli_show import comparison_table, one_line, show_result
 from fedhb.engine import memory
 from fedhb.errors import InputError, Stopped
-from fedhb.settings import ALGORITHMS, Settings, read_toml
+from fedhb.settings import ALGORITHMS, Settings, own_tables, read_toml
 from fedhb.values import did_you_mean
 
 app = typer.Typer(
@@ -95,18 +95,19 @@ def train(
 ) -> None:
     """Train a global posterior; evaluate it before and after personalisation."""
     chosen = Settings.resolve(settings, flags, set_ or ())
+    own_tables(chosen, set_ or ())
     name = Path(chosen.data).stem if chosen.data else chosen.dataset
     folder = out or Path("runs") / f"{name}-{chosen.algorithm}-seed{chosen.seed}"
     from fedhb.experiment import train as run_training
     from fedhb.loggers import make
 
-    finished = resume and (folder / "result.json").exists()
+    before = bytes_of(folder / "result.json")
     try:
         run = run_training(chosen, folder, resume, callbacks=make(log or (), folder))
     except KeyboardInterrupt:
         errors.print(f"\nstopped; go on with the same command and [bold]--out {folder} --resume[/bold]")
         raise
-    if finished:
+    if before is not None and before == bytes_of(folder / "result.json"):
         console.print(f"{folder} was finished already: nothing to do")
     show_result(console, run.result)
     console.print(f"results in {folder}; a page of them: fedhb report {folder}", highlight=False)
@@ -133,7 +134,7 @@ def compare(
             lists[key] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     names = list(ALGORITHMS) if lists["algorithms"] == "all" else [n.strip() for n in lists["algorithms"].split(",") if n.strip()]
     try:
-        numbers = [int(s) for s in lists["seeds"].split(",")]
+        numbers = list(dict.fromkeys(int(s) for s in lists["seeds"].split(",")))
     except ValueError:
         raise InputError(f"seeds={lists['seeds']!r}: give whole numbers with commas between them, such as 0,1,2") from None
     ignored = ("algorithms", "seeds")
@@ -189,8 +190,16 @@ def predict(
     from fedhb.api import load
     from fedhb.data.arrays import read_npy
 
-    prediction = load(run, model).predict(read_npy(inputs))
     target = out or inputs.with_suffix(".predictions.npz")
+    if target.is_dir() or not target.parent.is_dir():
+        wrong = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
+        raise InputError(f"--out {target}: {wrong}: give the name of a file to write")
+    if target.suffix != ".npz":
+        target = target.with_name(f"{target.name}.npz")  # as numpy names it
+    x = read_npy(inputs)
+    if not len(x):
+        raise InputError(f"{inputs} has no rows: give inputs [n, ...] with at least one")
+    prediction = load(run, model).predict(x)
     if prediction.ndim == 2:
         entropy = -(prediction * np.log(np.clip(prediction, 1e-38, None))).sum(1)
         np.savez(target, probabilities=prediction, entropy=entropy)
@@ -218,6 +227,7 @@ def personalise(
     from fedhb.api import load, save_personal
     from fedhb.clients import targets
     from fedhb.data import read_npz
+    from fedhb.engine.folder import unused
     from fedhb.run import Run
 
     trained = load(run, model)
@@ -225,8 +235,9 @@ def personalise(
         raise InputError(f"{run} is a personalised model already: give the folder of the run it came from")
     mine = read_npz(data, test_share=0.0)
     folder = out or run / "personalised" / data.stem
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty: choose another --out")
+    unused(folder, "choose another --out")
+    if len(mine.test):
+        trained.check_targets(mine.test.y)  # before the model is made: a wrong one should not cost it
     personal = trained.personalise(mine.train.x, mine.train.y, epochs=epochs, lr=lr)
     save_personal(folder, run, personal)
     console.print(f"personalised on {len(mine.train)} examples; the model is in {folder}", highlight=False)
@@ -241,6 +252,11 @@ def personalise(
             metrics = likelihood.metrics(torch.from_numpy(predictor.predict(mine.test.x)), y)
             table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
         console.print(table)
+
+
+def bytes_of(path: Path) -> bytes | None:
+    """What a file holds, if it is there."""
+    return path.read_bytes() if path.is_file() else None
 
 
 @app.command("algorithms")
@@ -319,8 +335,8 @@ def main() -> None:
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         errors.print(
-            f"[bold red]failed:[/bold red] {escape(what)}. Make room or mend it; a run goes on with --resume from its last "
-            "checkpoint, which is intact",
+            f"[bold red]failed:[/bold red] {escape(what)}. Make room or mend it; a run that was begun goes on with --resume from "
+            "its last checkpoint, which is intact",
             soft_wrap=True,
         )
         sys.exit(1)

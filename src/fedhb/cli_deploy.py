@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console
 
 from fedhb.errors import InputError
-from fedhb.settings import Settings
+from fedhb.settings import Settings, own_tables, read_toml
 
 Deadline = Annotated[Optional[float], typer.Option(help="seconds that nodes have for a round's answers [600]")]  # noqa: UP045
 MinAnswers = Annotated[
@@ -112,9 +111,9 @@ def register(
         Rules(nodes=nodes, **rules)  # before anything starts: it knows the bounds
         target = (out or folder / "run").absolute()
         claim(target, resume)
-        if resume and (target / "result.json").exists():
+        if resume and (done := finished(target, chosen)) is not None:
             console.print(f"{target} was finished already: nothing to do", highlight=False)
-            show(json.loads((target / "result.json").read_text(encoding="utf-8")))
+            show(done)
             return
         if not file.exists():
             files.init(folder, nodes, ["127.0.0.1"], 8000, chosen)
@@ -162,8 +161,34 @@ def resolve(source: Path | None, flags: dict[str, Any], overrides: list[str] | N
         raise InputError(f"nodes={nodes}: give at least 1")
     if flags.get("num_clients") not in (None, nodes):
         raise InputError(f"num_clients={flags['num_clients']} on {nodes} nodes: a node is a client; leave num_clients out")
-    fraction = {"fraction": 1.0} if source is None and flags.get("fraction") is None else {}
-    return replace(Settings.resolve(source, flags | fraction, overrides or ()), num_clients=nodes)
+    for name, why in NO_EFFECT.items():
+        if flags.get(name) is not None:
+            raise InputError(f"{name}={flags[name]} has no effect on a federation: {why}; leave it out")
+    content = read_toml(source) if source is not None else {}
+    every = {} if "fraction" in content else {"fraction": 1.0}
+    own = {key: value for key, value in flags.items() if value is not None}
+    chosen = Settings.resolve(every | content, own, overrides or ())
+    own_tables(chosen, overrides or ())
+    from fedhb.flower.task import federated
+
+    federated(chosen)
+    return replace(chosen, num_clients=nodes)
+
+
+def finished(target: Path, chosen: Settings) -> dict[str, Any] | None:
+    """The result of this very run, where the folder holds it undamaged."""
+    from fedhb.engine.folder import RunFolder
+
+    try:
+        result = RunFolder(target).result()
+        held = Settings.resolve(target / "settings.toml", {})
+    except InputError:
+        return None
+    return result if held == chosen else None
+
+
+NO_EFFECT = {"checkpoint_every": "every round is kept", "workers": "each node is a process"}
+"""Settings of a simulation alone."""
 
 
 def given(**values: Any) -> dict[str, Any]:

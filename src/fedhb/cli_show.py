@@ -46,12 +46,10 @@ def one_line(result: dict[str, Any]) -> str:
 
 def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
     """Methods by metrics of both tasks, the best of each column in bold."""
+    from fedhb.report.tables import best_of
+
     metrics = [(task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]]
-    higher = {"accuracy", "coverage"}
-    best = {}
-    for task, m in metrics:
-        values = [row[task][m]["mean"] for row in rows]
-        best[task, m] = max(values) if m in higher else min(values)
+    best = {(task, m): best_of(m, [row[task][m]["mean"] for row in rows]) for task, m in metrics}
     table = Table("algorithm", title=title)
     for task, m in metrics:
         table.add_column(f"{task.replace('_', ' ')}\n{m}", justify="right")

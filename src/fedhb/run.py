@@ -96,10 +96,25 @@ class Run:
     ) -> Personal:
         """A new client's own posterior, from its examples. `epochs` and `lr` default to the run's; `client` seeds its batches."""
         inputs = as_inputs(x, self.input_shape)
-        labels = np.asarray(y)
+        labels = self.check_targets(y)
         if len(labels) != len(inputs) or not len(inputs):
             raise InputError(f"{len(inputs)} inputs and {len(labels)} targets: give one target per input, and at least one")
+        share = Share.of(inputs, targets(labels), [np.arange(len(inputs))])
+        clients = Clients(ids=torch.tensor([client]), train=share, num_classes=self.problem.federation.num_classes)
+        plan = self._plan(epochs, lr)
+        clients = clients.to(str(self.problem.network.device))
+        with one_thread():
+            memory = ClientStore().load(self.algorithm, self.problem, clients)
+            posterior = self.algorithm.personalise(self.problem, self.state.server, clients, memory, plan, self.rng)
+        check_personal(posterior.theta, [client])
+        return Personal(posterior, self.input_shape)
+
+    def check_targets(self, y: np.ndarray | Tensor) -> np.ndarray:
+        """Targets as they were in training, or an error that says what they should be."""
+        labels = np.asarray(y)
         classes = self.problem.federation.num_classes
+        if not len(labels):
+            return labels
         if classes is not None:
             whole = labels.ndim == 1 and labels.dtype.kind in "iub"
             if not whole or labels.min() < 0 or labels.max() >= classes:
@@ -111,15 +126,7 @@ class Run:
                 raise InputError(f"targets have shape {labels.shape}: give {count} per input, as in training")
             check_finite(labels, "targets")
             labels = labels.astype(np.float32)
-        share = Share.of(inputs, targets(labels), [np.arange(len(inputs))])
-        clients = Clients(ids=torch.tensor([client]), train=share, num_classes=classes)
-        plan = self._plan(epochs, lr)
-        clients = clients.to(str(self.problem.network.device))
-        with one_thread():
-            memory = ClientStore().load(self.algorithm, self.problem, clients)
-            posterior = self.algorithm.personalise(self.problem, self.state.server, clients, memory, plan, self.rng)
-        check_personal(posterior.theta, [client])
-        return Personal(posterior, self.input_shape)
+        return labels
 
     def evaluate(
         self,

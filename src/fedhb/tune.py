@@ -73,6 +73,7 @@ class Space:
         for name in NEEDED:
             if name not in content:
                 raise InputError(f"{path} has no {name}: see the head of fedhb/tune.py for what it holds")
+        _check_kinds(path, content)
         others = [read_toml(p) for p in sorted(path.parent.parent.glob("*/settings.toml"))]
         reporting = [one for one in others if one.get("common", {}).get("evaluate_on") != "validation"]
         seen = REPORTED.union(*(one.get("seeds", []) for one in reporting))
@@ -171,6 +172,36 @@ class Space:
         common = {"validation": 0.1, **self.content.get("common", {}), "evaluate_on": "validation"}
         settings = {"kind": "table", "seeds": self.content["seeds"], "common": common, "cells": self.content["cells"]}
         return Experiment(self.path.parent, settings | {"variants": variants})
+
+
+def _check_kinds(path: Path, content: Mapping[str, Any]) -> None:
+    """Refuse what is of another kind than the head of this module shows."""
+
+    def check(name: str, right: bool, expected: str) -> None:
+        if not right:
+            raise InputError(f"{path}: {name} is not {expected}: see the head of fedhb/tune.py for what it holds")
+
+    def seeds(value: Any) -> bool:
+        return isinstance(value, list) and all(type(seed) is int for seed in value)
+
+    def choices(value: Any) -> bool:
+        return isinstance(value, dict) and all(isinstance(one, list) and one for one in value.values())
+
+    check("seeds", seeds(content["seeds"]) and bool(content["seeds"]), "a list of whole numbers")
+    check("trials", type(content["trials"]) is int, "a whole number")
+    for name in ("common", "cells", "own"):
+        check(name, isinstance(content.get(name, {}), dict), "a table")
+    for name in ("cells", "own"):
+        for key, value in content[name].items():
+            check(f"{name}.{key}", isinstance(value, dict), "a table")
+    for name, one in (("shared", content["shared"]), *((f"own.{key}", one) for key, one in content["own"].items())):
+        check(name, choices(one), "a table of lists, none of them empty")
+    stages = content["stages"]
+    check("stages", isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages), "a list of tables")
+    for stage in stages:
+        check("keep of a stage", type(stage.get("keep")) in (int, float), "a number")
+        check("cells of a stage", isinstance(stage.get("cells"), list), "a list of names")
+        check("seeds of a stage", seeds(stage.get("seeds", [])), "a list of whole numbers")
 
 
 def variant(method: str, trial: int) -> str:

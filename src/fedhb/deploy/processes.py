@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedhb.errors import InputError
+from fedhb.errors import InputError, Stopped
 
 MARK = "FEDHB_DEPLOYMENT"
 GRACE = 5.0
@@ -74,10 +74,10 @@ class Processes:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{' '.join(command)} did not end within {timeout:g} s") from None
+            raise Stopped(f"{' '.join(command)} did not end within {timeout:g} s") from None
         text = done.stdout.decode(errors="replace")
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)} ended with code {done.returncode}:\n{text[-2000:]}")
+            raise Stopped(f"{' '.join(command)} ended with code {done.returncode}:\n{text[-2000:]}")
         return text
 
     @staticmethod

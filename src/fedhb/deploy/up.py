@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +14,8 @@ from fedhb.deploy import certificates
 from fedhb.deploy.files import NAME, write_connection, write_run_config
 from fedhb.deploy.processes import Processes, free_port, listens
 from fedhb.engine.folder import RunFolder
-from fedhb.errors import DivergedError, InputError
-from fedhb.flower.journal import STATUS
+from fedhb.errors import InputError, Stopped
+from fedhb.flower.journal import EVENTS, STATUS
 from fedhb.settings import Settings
 
 STARTING = 120.0
@@ -59,9 +60,9 @@ class Local:
         end = time.monotonic() + STARTING
         while not ready():
             if name in self.processes.ended():
-                raise RuntimeError(f"{name} ended; the last of what it said:\n{self.processes.log(name)}")
+                raise Stopped(f"{name} ended; the last of what it said:\n{self.processes.log(name)}")
             if time.monotonic() > end:
-                raise RuntimeError(f"{name} did not start within {STARTING:g} s:\n{self.processes.log(name)}")
+                raise Stopped(f"{name} did not start within {STARTING:g} s:\n{self.processes.log(name)}")
             time.sleep(0.1)
 
     def register(self, key: Path) -> None:
@@ -95,10 +96,10 @@ class Local:
         end = time.monotonic() + wait
         while "unregistered" not in self.processes.ended():
             if time.monotonic() > end:
-                raise RuntimeError("a node with an unregistered key was not refused")
+                raise Stopped("a node with an unregistered key was not refused")
             time.sleep(0.2)
         if f"Exit Code: {REFUSED}" not in self.processes.log("unregistered", 10_000):
-            raise RuntimeError(f"a node with an unregistered key ended otherwise:\n{self.processes.log('unregistered')}")
+            raise Stopped(f"a node with an unregistered key ended otherwise:\n{self.processes.log('unregistered')}")
         del self.processes.running["unregistered"]
         return f"Flower's exit code {REFUSED}"
 
@@ -156,9 +157,13 @@ def up(
 
 def watch(federation: Local, out: RunFolder, tell: Tell, on_round: Callable[[dict[str, Any]], None]) -> None:
     """Follow a run to its end."""
-    shown, said, begun = 0, "", time.monotonic()
+    shown, said, begun, refused = 0, "", time.monotonic(), 0
     while True:
         status = read_status(out)
+        told = refusals(out)
+        for text in told[refused:]:
+            tell(text)
+        refused = len(told)
         records = out.rounds()
         for record in records[shown:]:
             on_round(record)
@@ -170,14 +175,26 @@ def watch(federation: Local, out: RunFolder, tell: Tell, on_round: Callable[[dic
         if status and status["state"] == "done":
             return
         if status and status["state"] == "failed":
-            raise DivergedError(f"the federation failed: {status['detail']}; logs in {federation.processes.logs}")
+            raise Stopped(f"the federation failed: {status['detail']}; logs in {federation.processes.logs}")
         if "superlink" in federation.processes.ended():
-            raise RuntimeError(f"the SuperLink ended:\n{federation.processes.log('superlink')}")
+            raise Stopped(f"the SuperLink ended:\n{federation.processes.log('superlink')}")
         if status and not Path(f"/proc/{status['pid']}").exists() and Path("/proc/self").exists():
-            raise RuntimeError(f"the server's process is gone:\n{federation.processes.log('superlink')}")
+            raise Stopped(f"the server's process is gone:\n{federation.processes.log('superlink')}")
         if not status and time.monotonic() - begun > STARTING:
-            raise RuntimeError(f"the run did not start within {STARTING:g} s:\n{federation.processes.log('superlink')}")
+            raise Stopped(f"the run did not start within {STARTING:g} s:\n{federation.processes.log('superlink')}")
         time.sleep(0.2)
+
+
+def refusals(out: RunFolder) -> list[str]:
+    """The nodes that were refused so far, and why: who waits for them should know."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (out.path / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):  # a line that is being written
+                event = json.loads(line)
+                if event["event"] == "node refused":
+                    found.append(f"node {event['node']} was refused: {event['detail']}")
+    return found
 
 
 def read_status(out: RunFolder) -> dict[str, Any] | None:
