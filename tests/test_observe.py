@@ -133,10 +133,13 @@ def test_rejection_removes_the_least_certain_first():
     assert (at[0.0], at[0.25], at[0.5]) == (0.5, pytest.approx(2 / 3), 1.0)
 
 
-def test_coverage_of_exact_intervals_is_their_level():
-    y = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
-    prediction = torch.stack([torch.zeros(20_000, 1), torch.ones(20_000, 1)], dim=1)
-    found = describe(judge(GaussianRegression(), prediction, y))["coverage"]
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_coverage_of_exact_intervals_is_their_level(count):
+    y = torch.randn(20_000, count, generator=torch.Generator().manual_seed(0))
+    prediction = torch.stack([torch.zeros(20_000, count), torch.ones(20_000, count)], dim=1)
+    likelihood = GaussianRegression(num_targets=count)
+    found = describe(together([judge(likelihood, prediction[k], y[k]) for k in torch.arange(20_000).split(6000)]))["coverage"]
+    assert found["held"][17] == pytest.approx(likelihood.metrics(prediction, y)["coverage"], abs=1e-9)
     assert np.abs(np.array(found["held"]) - found["level"]).max() < 0.018  # five standard errors of a share of 20,000
 
 

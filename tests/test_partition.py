@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from fedhb import data, partition
 from fedhb.data import Dataset, Examples
 from fedhb.errors import InputError
+from fedhb.experiment import make_clients
 from fedhb.partition import allot, dirichlet_rows, iid_rows, natural_rows, shard_rows
+from fedhb.settings import Settings
 
 
 def dataset(train, test, num_classes=None, **clients) -> Dataset:
@@ -410,6 +412,14 @@ def test_no_test_image_is_trained_on_under_another_corruption():
     clients, novel = partition.groups(grouped(), 12, 10, 5)
     assert leaked(clients, novel) == 0
     assert leaked(*partition.groups(grouped(), 12, 10, 5, split="group")) > 50  # as the paper
+
+
+def test_a_class_may_be_left_out_of_groups():
+    chosen = Settings(num_clients=12, holdout_clients=10, shards_per_client=4, unseen="2")
+    clients, novel = make_clients(chosen, grouped())
+    for part in (clients, novel):
+        held = part.train.y[part.train.rows]
+        assert not (held == 2).any() and set(held.tolist()) == {0, 1, 3, 4}
 
 
 def test_groups_are_reproducible_and_seeds_differ():

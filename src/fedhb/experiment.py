@@ -16,7 +16,7 @@ from fedhb import data, nets, partition
 from fedhb.algorithms import Algorithm, build
 from fedhb.api import fit
 from fedhb.clients import Clients
-from fedhb.data.dataset import Dataset, Examples
+from fedhb.data.dataset import Dataset
 from fedhb.defence import Defence, defended
 from fedhb.engine.folder import as_json, unused, write_atomically
 from fedhb.engine.loop import Callback
@@ -93,11 +93,8 @@ def leave_out(dataset: Dataset, unseen: str) -> tuple[Dataset, tuple[str, np.nda
         raise InputError(f"unseen={unseen!r} is no class of {dataset.name} (it has {known}): choose one, or another data set")
     strange = [part.x[part.y == number] for part in (dataset.test, dataset.train)]
 
-    def without(part: Examples) -> Examples:
-        kept = part.y != number
-        return Examples(part.x[kept], part.y[kept], None if part.client is None else part.client[kept])
-
-    rest = replace(dataset, train=without(dataset.train), test=without(dataset.test))
+    train, test = (part.take(part.y != number) for part in (dataset.train, dataset.test))
+    rest = replace(dataset, train=train, test=test)
     return rest, (f"class {number}, which no client has", np.concatenate(strange)[:MOST])
 
 
@@ -107,9 +104,8 @@ def withhold(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, torch.
         return dataset, None
     order = np.random.default_rng([seed, 0x5E2]).permutation(len(dataset.train))
     count = max(1, round(share * len(order)))
-    kept, x, y, client = np.sort(order[count:]), dataset.train.x, dataset.train.y, dataset.train.client
-    rest = Examples(x[kept], y[kept], None if client is None else client[kept])
-    return replace(dataset, train=rest), torch.from_numpy(x[np.sort(order[:count])])
+    rest, server = (dataset.train.take(np.sort(rows)) for rows in (order[count:], order[:count]))
+    return replace(dataset, train=rest), torch.from_numpy(server.x)
 
 
 def model_of(settings: Settings, clients: Clients) -> tuple[nn.Module, dict[str, Any]]:

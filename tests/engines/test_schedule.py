@@ -66,5 +66,10 @@ def test_other_schedules():
         learning_rate("stepwise", 0.1, 0, 10)
 
 
-def test_one_round_has_a_learning_rate():
-    assert learning_rate("step", 0.1, 0, 1) > 0
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [(1, [1]), (2, [1, 0.1]), (3, [1, 0.1, 0.01]), (4, [1, 1, 0.1, 0.01]), (5, [1, 1, 0.1, 0.01, 0.01])],
+)
+def test_steps_of_few_rounds(rounds, expected):
+    """As in FedBABU's code: after rounds rounds // 2 and 3 rounds // 4, once where these are the same."""
+    assert [learning_rate("step", 1.0, done, rounds) for done in range(rounds)] == pytest.approx(expected, rel=1e-12)

@@ -36,7 +36,8 @@ def cohort_size(num_clients: int, fraction: float) -> int:
 def learning_rate(schedule: str, lr: float, done: int, rounds: int) -> float:
     """The learning rate after `done` rounds: times 0.1 at 1/2 and again at 3/4 of the rounds, constant, or cosine."""
     if schedule == "step":
-        return lr * 0.1 ** ((done >= rounds // 2) + (done >= 3 * rounds // 4))
+        half = max(1, rounds // 2)  # of one round, or two, the first has the whole rate
+        return lr * 0.1 ** ((done >= half) + (done >= max(half + 1, 3 * rounds // 4)))
     if schedule == "cosine":
         return lr * 0.5 * (1 + math.cos(math.pi * done / rounds))
     if schedule == "constant":

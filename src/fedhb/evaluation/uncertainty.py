@@ -31,7 +31,7 @@ class Judged:
         certainty: the larger, the surer: the confidence, or minus the mean variance.
         entropy: of the predictive distribution, in nats.
         error: 1 where the class is wrong, or the mean squared error; None where the targets are not known.
-        level: regression: the smallest central interval that holds the target, as a probability; else None.
+        level: regression: the smallest central interval that holds each target, as a probability [n, q]; else None.
     """
 
     certainty: np.ndarray
@@ -55,7 +55,7 @@ def judge(likelihood: Likelihood, prediction: Tensor, y: Tensor | None = None) -
         if y is None:
             return Judged(certainty, entropy.numpy())
         gap = y.double().cpu().view(mean.shape) - mean
-        level = torch.erf(gap.abs() / (2 * variance).sqrt()).mean(-1)
+        level = torch.erf(gap.abs() / (2 * variance).sqrt())
         return Judged(certainty, entropy.numpy(), gap.square().mean(-1).numpy(), level.numpy())
     return None
 

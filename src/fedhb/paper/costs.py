@@ -33,7 +33,7 @@ from fedhb.engine.schedule import cohort_size
 from fedhb.experiment import fit_options, make_clients, model_of
 from fedhb.paper import cells
 from fedhb.paper.cells import Tell, dataset_of, settings_of, work
-from fedhb.paper.records import Key
+from fedhb.paper.records import Key, star
 from fedhb.run import Run, one_thread
 
 __all__ = ["resolved", "run", "tables", "work"]
@@ -122,18 +122,20 @@ def tables(
     names = {row["cell"]: None for row in printed} | {r["key"]["cell"]: None for r in records}
     for cell in names:
         rows = [row for row in printed if row["cell"] == cell]
-        mine = {r["key"]["variant"]: r["result"] for r in records if r["key"]["cell"] == cell and "seconds" in r["result"]}
+        own = {r["key"]["variant"]: r for r in records if r["key"]["cell"] == cell and "seconds" in r["result"]}
+        mine = {variant: record["result"] for variant, record in own.items()}
         theirs = {(row["algorithm"], row["task"], row["metric"]): row["mean"] for row in rows}
         variants = [v for v in settings["variants"] if v in mine or any(row["algorithm"] == v for row in rows)]
+        heads = [f"{variant}{star([own[variant]])}" if variant in own else variant for variant in variants]
         about = next((f", {r['answers']} answers a round, {r['processor']}" for r in mine.values()), "")
         if not any(metric == "formula" for _, _, metric in theirs):
-            table = Table("seconds", *variants, title=f"{cell}{about}", show_lines=True)
+            table = Table("seconds", *heads, title=f"{cell}{about}", show_lines=True)
             for step in STEPS:
                 texts = [_both(mine, theirs, variant, step, "seconds") for variant in variants]
                 table.add_row(step, *texts)
             found.append(table)
             continue
-        table = Table("per client and batch", *variants, title=f"{cell}{about}", show_lines=True)
+        table = Table("per client and batch", *heads, title=f"{cell}{about}", show_lines=True)
         for way in ("down", "up", *STEPS):
             table.add_row(way, *(_both(mine, theirs, variant, way, "formula") for variant in variants))
         found.append(table)

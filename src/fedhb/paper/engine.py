@@ -107,6 +107,9 @@ def complete(
         jobs.append(Job(experiment.kind.__name__, experiment.settings, key, experiment.path / UNFINISHED / digest))
     watcher.begin(len(jobs))
     for job, (result, seconds) in perform(jobs, processes, watcher.tell):
+        spent = result.get("seconds", {})
+        if spent.keys() == {"train", "evaluate"}:  # a run that was stopped in between has taken more than its last process
+            seconds = max(seconds, sum(spent.values()))
         record = {
             "key": dict(job.key),
             "result": result,

@@ -17,7 +17,7 @@ from fedhb.experiment import make_clients, train
 from fedhb.figures import Figure
 from fedhb.paper import cells, pictures
 from fedhb.paper.cells import Tell, Told, dataset_of, settings_of, work
-from fedhb.paper.records import Key
+from fedhb.paper.records import Key, star
 from fedhb.paper.table import METRICS, diverged, spread
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
@@ -56,9 +56,9 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
             for variant in settings["variants"]:
                 all_ = [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
                 mine = [r for r in all_ if set(numbers) <= set(r["result"].get("after", ()))]
-                star = "*" if any(r.get("stale") for r in mine) else ""
+                old = star(mine)
                 columns = [[r["result"]["before"] for r in mine], *([r["result"]["after"][n] for r in mine] for n in numbers)]
-                texts = [spread([factor * m[metric] for m in each], digits) + star if each else "" for each in columns]
+                texts = [spread([factor * m[metric] for m in each], digits) + old if each else "" for each in columns]
                 if all_:
                     table.add_row(variant + diverged(all_), *texts)
             found.append(table)

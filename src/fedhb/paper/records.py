@@ -54,6 +54,11 @@ def changed(record: Mapping[str, Any], now: Mapping[str, Any], default: Callable
     return found + [name for name, value in plain.items() if name not in then and default(name) != value]
 
 
+def star(records: Iterable[Mapping[str, Any]]) -> str:
+    """The mark of numbers by settings that have changed since."""
+    return "*" if any(record.get("stale") for record in records) else ""
+
+
 def current(
     records: Iterable[Mapping[str, Any]], wanted: Iterable[tuple[Key, Mapping[str, Any]]], default: Callable[[str], Any]
 ) -> dict[str, dict[str, Any]]:

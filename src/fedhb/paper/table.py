@@ -23,6 +23,7 @@ from fedhb.experiment import make_clients, train
 from fedhb.figures import Figure
 from fedhb.paper import clean, gates, pictures, ranks
 from fedhb.paper.cells import Key, Tell, Told, dataset_of, resolved, settings_of, work
+from fedhb.paper.records import star
 from fedhb.run import Run, one_thread
 from fedhb.settings import Settings
 
@@ -162,9 +163,9 @@ def seeds_of(records: Sequence[Record]) -> str:
 def ours(records: Sequence[Record], task: str, metric: str, factor: float, digits: int, name_seeds: bool) -> str:
     """Mean ± deviation over seeds, which are named where those of others differ; * where settings have changed since."""
     values = [factor * found[metric] for r in records if (found := of_task(r["result"], task))]
-    star = "*" if any(r.get("stale") for r in records) else ""
+    old = star(records)
     named = f" ({seeds_of(records)})" if name_seeds else ""
-    text = f"{spread(values, digits)}{star}{named}" if values else ""
+    text = f"{spread(values, digits)}{old}{named}" if values else ""
     return text + diverged(records)
 
 
@@ -227,8 +228,9 @@ def gate_table(records: Sequence[Record]) -> list[Table]:
         return []
     table = Table("cell", "", *gates.GATES, title="mixtures: global accuracy by gate")
     for cell, variant in dict.fromkeys((r["key"]["cell"], r["key"]["variant"]) for r in some):
-        mine = [r["result"]["gates"] for r in some if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
-        table.add_row(cell, variant, *(spread([100 * m[gate]["accuracy"] for m in mine], 2) for gate in gates.GATES))
+        mine = [r for r in some if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
+        accuracies = [[100 * r["result"]["gates"][gate]["accuracy"] for r in mine] for gate in gates.GATES]
+        table.add_row(cell, f"{variant}{star(mine)}", *(spread(values, 2) for values in accuracies))
     return [table]
 
 

@@ -18,6 +18,7 @@ from fedhb.figures import Figure
 from fedhb.paper import pictures
 from fedhb.paper.blocks import Blocks, bound_for_rounds, descend, grid, printed_bound, printed_rule, slope, sublevel_constants
 from fedhb.paper.convex import make
+from fedhb.paper.records import star
 
 Settings = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -67,7 +68,7 @@ def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[
         for row in rows:
             before = "" if row["ratio_before"] is None else f"{row['ratio_before']:.2g}"
             table.add_row(
-                row["selection"], str(row["cohort"]), f"{row['kappa']:.3g}", str(row["T"]), f"{row['gap']:.2e}",
+                f"{row['selection']}{row['star']}", str(row["cohort"]), f"{row['kappa']:.3g}", str(row["T"]), f"{row['gap']:.2e}",
                 f"{row['spread']:.0e}", f"{row['ratio']:.2g}", before,
                 f"{row['ratio_rounds']:.1g}" if row["selection"] == "rounds" else "", f"{row['slope']:.2f}", f"{row['last']:.1e}",
             )  # fmt: skip
@@ -89,7 +90,8 @@ def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[
     """
     chosen, rows = _of(settings, cell), []
     for variant in dict.fromkeys(key["variant"] for key in work(settings) if key["cell"] == cell):
-        results = [r["result"] for r in records if r["key"]["cell"] == cell and r["key"]["variant"] == variant]
+        mine = [r for r in records if r["key"]["cell"] == cell and r["key"]["variant"] == variant]
+        results = [r["result"] for r in mine]
         if not results:
             continue
         blocks = _blocks(chosen, variant)
@@ -108,6 +110,7 @@ def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[
         rows.append(
             {
                 "selection": blocks.selection,
+                "star": star(mine),
                 "cohort": blocks.cohort,
                 "kappa": blocks.kappa,
                 "T": steps[-1],

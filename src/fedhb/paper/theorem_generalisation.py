@@ -27,6 +27,7 @@ from fedhb.likelihood import GaussianRegression
 from fedhb.paper import pictures
 from fedhb.paper.blocks import slope
 from fedhb.paper.hellinger import Array, Backbone, certificate, log_ratio, squared_hellinger
+from fedhb.paper.records import star
 from fedhb.run import Run
 from fedhb.seeding import SERVER, Randomness, derive
 
@@ -70,8 +71,8 @@ def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(settings: Settings, variant: str) -> NIW:
-    """The printed model, for clients that all take part in every round."""
-    return NIW(begin="last", update="body", dof="full", **settings["variants"][variant])
+    """The printed model, for clients that all take part in every round; `average` is of personalisation, unused here."""
+    return NIW(begin="last", update="body", dof="full", average=0.5, **settings["variants"][variant])
 
 
 def work(settings: Settings) -> list[dict[str, Any]]:
@@ -192,11 +193,11 @@ def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[
     found = []
     for cell in settings["cells"]:
         chosen = {**settings, **settings["cells"][cell]}
-        rows = [
-            (variant, [r["result"] for r in records if r["key"]["cell"] == cell and r["key"]["variant"] == variant])
-            for variant in chosen["variants"]
-        ]
-        rows = [(variant, results) for variant, results in rows if results]
+        rows = []
+        for variant in chosen["variants"]:
+            mine = [r for r in records if r["key"]["cell"] == cell and r["key"]["variant"] == variant]
+            if mine:
+                rows.append((f"{variant}{star(mine)}", [r["result"] for r in mine]))
         if rows:
             found += [_distances(cell, chosen, rows), _bounds(cell, chosen, rows)]
     return found
