@@ -410,6 +410,9 @@ def test_a_finished_run_that_is_asked_for_other_numbers_is_evaluated_again(tmp_p
     other = replace(known, test=replace(known.test, x=known.test.x + 1.0))
     assert fit(None, other, out=out, resume=True, holdout=novel).result["global"] != found["global"]
     assert len((out / "rounds.jsonl").read_text().splitlines()) == 3
+    assert (out / "evaluation.json").exists()
+    assert fit(None, known, out=out, resume=True, evaluate_on=None).result["global"] is None
+    assert not (out / "evaluation.json").exists(), "it would be that of another evaluation"
 
 
 @dataclass(frozen=True)

@@ -103,15 +103,16 @@ def mechanism(folder: RunFolder | None, noise: float, clip: float, delta: float,
 def secret(folder: RunFolder) -> bytes:
     """The key in a run's folder, drawn where no round was run yet: rounds that are run again must draw the same noise."""
     path = folder.path / KEY
-    with folder.locked():
-        if not path.exists():
-            if any(folder.checkpoints.glob("*.json")):
-                raise InputError(
-                    f"{path} is missing, and this run cannot draw the same noise without it: restore it, or train again in "
-                    "another folder"
-                )
-            write_atomically(path, secrets.token_bytes(KEY_BYTES), private=True)
-        key = path.read_bytes()
+    if not path.exists():
+        if any(folder.checkpoints.glob("*.json")):
+            raise InputError(
+                f"{path} is missing, and this run cannot draw the same noise without it: restore it, or train again in "
+                "another folder"
+            )
+        with folder.locked():
+            if not path.exists():  # nobody has drawn one since
+                write_atomically(path, secrets.token_bytes(KEY_BYTES), private=True)
+    key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise InputError(f"{path} has {len(key)} bytes, not {KEY_BYTES}: restore it, or train again in another folder")
     return key
@@ -176,6 +177,7 @@ def conduct(
             if job.privacy is not None:
                 result.result["privacy"] = job.privacy.record(state.done)
             if folder is not None:
+                (folder.path / EVALUATION).unlink(missing_ok=True)  # of another evaluation
                 if found.get("observed") is not None:
                     folder.write(EVALUATION, sealed(found["observed"], indent=None))
                 folder.write_result(as_json(result.result), job.asked)
