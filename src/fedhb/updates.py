@@ -18,7 +18,7 @@ class Refused(Exception):
 
 
 def check_personal(weights: Tensor, ids: Sequence[int]) -> None:
-    """Refuse personal posteriors [C, M, d] that are not finite."""
+    """Refuse personal posteriors [C, M, d], or what they predict [C, ...], that are not finite."""
     client = _not_finite(weights)
     if client is not None:
         raise DivergedError(f"personalisation of client {ids[client]} diverges: lower the learning rate of personalisation")

@@ -128,6 +128,7 @@ def personalised_metrics(
             for c, k in enumerate(positions):
                 x, y = share.examples(k)
                 prediction = personal.client(c).predict(x.unsqueeze(0))[0]
+                check_personal(prediction.unsqueeze(0), ids[c : c + 1])  # weights may be finite, and too large to predict with
                 found.append(problem.likelihood.metrics(prediction, y))
                 if observer is not None:
                     observer.predicted("personalised", k, prediction, y, found[c])
