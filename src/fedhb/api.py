@@ -22,7 +22,7 @@ from fedhb.conduct import Job, claim, conduct, mechanism
 from fedhb.defence import Defence
 from fedhb.engine import checkpoint
 from fedhb.engine.choose import Automatic
-from fedhb.engine.folder import EVALUATED, RunFolder, sealed
+from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder, sealed
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Callback, State, Training
 from fedhb.engine.schedule import cohort_size
@@ -163,16 +163,19 @@ def fit(
             about = (name, job.fingerprint, dataclasses.asdict(personal_plan), result.state.done)
             return Ledger(folder.path / EVALUATED, about, who, str(evaluate_on)) if folder is not None else None
 
+        kept = ledger(clients, "known") if evaluate_on else None
+        begun = kept is not None and kept.begun
+        if folder is not None and not begun:
+            (folder.path / EVALUATION).unlink(missing_ok=True)  # of another evaluation than the one that begins here
         if not evaluate_on:
             return {"split": evaluate_on, "known": None, "novel": None}
-        kept = ledger(clients, "known")
-        observer = observer_of(result, unseen) if kept is not None and not kept.begun else None
-        if kept is not None and kept.begun:  # whoever goes on with it has not seen all of its predictions
-            warnings.warn(
-                f"{kept.path.parent} was stopped while it was evaluated: its numbers are kept, but evaluation.json, for reports, "
+        if folder is not None and begun and not (folder.path / EVALUATION).exists():
+            warnings.warn(  # whoever goes on with an evaluation has not seen all of its predictions
+                f"{folder.path} was stopped while it was evaluated: its numbers are kept, but evaluation.json, for reports, "
                 "will be missing; to have it, delete result.json at the end and resume once more",
                 stacklevel=2,
             )
+        observer = observer_of(result, unseen) if folder is not None and not begun else None
         known = result.evaluate(clients, evaluate_on, observer=observer, ledger=kept)
         return {
             "split": evaluate_on,

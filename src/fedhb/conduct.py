@@ -177,7 +177,6 @@ def conduct(
             if job.privacy is not None:
                 result.result["privacy"] = job.privacy.record(state.done)
             if folder is not None:
-                (folder.path / EVALUATION).unlink(missing_ok=True)  # of another evaluation
                 if found.get("observed") is not None:
                     folder.write(EVALUATION, sealed(found["observed"], indent=None))
                 folder.write_result(as_json(result.result), job.asked)

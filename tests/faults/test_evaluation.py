@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import torch
 
 import fedhb
 from builders import clients, mlp
-from fedhb.engine.folder import EVALUATED
+from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,22 @@ def test_a_killed_evaluation_goes_on(tmp_path, place):
     # chunks of two, those that train first: what lay before the fatal one's chunk is not done again
     begin = 2 if place == 2 else 7
     assert Counting.seen == order[begin:] and not (tmp_path / "run" / EVALUATED).exists()
+
+
+def test_what_was_seen_is_kept_where_only_the_result_is_missing(tmp_path, monkeypatch):
+    """Killed between evaluation.json and result.json: both belong to the same evaluation."""
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "write_result", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run")
+    seen = (tmp_path / "run" / EVALUATION).read_bytes()
+    monkeypatch.undo()
+    with warnings.catch_warnings(action="error"):
+        fit(tmp_path / "run")
+    assert (tmp_path / "run" / EVALUATION).read_bytes() == seen and (tmp_path / "run" / "result.json").exists()
 
 
 def test_other_settings_begin_anew(tmp_path):
