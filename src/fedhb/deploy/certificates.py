@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -68,14 +67,10 @@ def make_node_key(path: Path) -> None:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A file that only its owner may read, from its first byte on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise InputError(f"{path} exists already: a key is never overwritten; remove it first") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
+    """A key that only its owner may read, whole or not at all."""
+    if path.exists():
+        raise InputError(f"{path} exists already: a key is never overwritten; remove it first")
+    write_atomically(path, content, private=True)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
