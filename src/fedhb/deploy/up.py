@@ -141,6 +141,7 @@ def up(
         if not key.exists():
             raise InputError(f"{key} is missing: fedhb deploy init {folder} --nodes {len(configs)} makes one for every node")
     out = RunFolder(str(rules["out"]))
+    known = len(refusals(out))  # of the runs that this one resumes
     (out.path / STATUS).unlink(missing_ok=True)
     with local(folder, tell) as federation:
         federation.start_link()
@@ -151,13 +152,13 @@ def up(
         tell(f"{len(keys)} nodes started, their keys registered")
         federation.submit(settings, rules)
         tell(f"a node with an unregistered key was refused ({federation.refusal()})")
-        watch(federation, out, tell, on_round)
+        watch(federation, out, tell, on_round, known)
         return out.read_json("result.json")
 
 
-def watch(federation: Local, out: RunFolder, tell: Tell, on_round: Callable[[dict[str, Any]], None]) -> None:
-    """Follow a run to its end."""
-    shown, said, begun, refused = 0, "", time.monotonic(), 0
+def watch(federation: Local, out: RunFolder, tell: Tell, on_round: Callable[[dict[str, Any]], None], refused: int = 0) -> None:
+    """Follow a run to its end. So many nodes were refused before it."""
+    shown, said, begun = 0, "", time.monotonic()
     while True:
         status = read_status(out)
         told = refusals(out)
