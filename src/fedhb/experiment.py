@@ -184,7 +184,6 @@ def compare(
     With `resume`, runs that are done are taken as they are, and one that was stopped goes on.
     `callbacks(algorithm, seed, folder)` are told of the rounds of a run.
     """
-    seeds = list(dict.fromkeys(seeds))
     runs = [replace(one, algorithm=name, seed=seed) for seed in seeds for name, one in settings.items()]
     for one in runs:  # before the first run: a wrong setting should not cost an hour
         algorithm_of(one)
