@@ -44,15 +44,16 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     until = 0.5 if epochs else 0.9
     found = train(chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, until)])
     clients, _ = make_clients(chosen, dataset)
-    after = {}
+    after = {chosen.personal_epochs: found.result["personalised"]}
     for k, count in enumerate(epochs):
-        tell(until + (1.0 - until) * k / len(epochs), f"personalisation, {count} epochs")
-        after[str(count)] = found.evaluate(clients, chosen.evaluate_on, epochs=count)["personalised"]
+        if count not in after:
+            tell(until + (1.0 - until) * k / len(epochs), f"personalisation, {count} epochs")
+            after[count] = found.evaluate(clients, chosen.evaluate_on, epochs=count)["personalised"]
     return {
         **{name: [r.get(name) for r in found.records] for name in ("negative_elbo", "loss")},
         "global": found.result["global"],
         "personalised": found.result["personalised"],
-        **({"after": after} if after else {}),
+        **({"after": {str(count): after[count] for count in epochs}} if epochs else {}),
     }
 
 
