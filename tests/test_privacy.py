@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -118,6 +119,33 @@ def test_the_noise_has_its_deviation_and_is_new_in_every_round_and_sum():
     assert torch.equal(again, first["theta"])  # a resumed run draws the same
     other = Private(algorithm, privacy(noise=2.0, clip=3.0, key=b"x" * 32)).noised(sums, 1)["theta"]
     assert abs(np.corrcoef(other, first["theta"])[0, 1]) < 5 / math.sqrt(40_000)
+
+
+def test_noise_and_cohorts_have_more_secrets_than_a_generator_for_simulations(monkeypatch, tmp_path):
+    """torch's generators keep 32 bits of their seed, which can all be tried; and the seed, with its cohorts, is public."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError("it could be guessed")
+
+    monkeypatch.setattr("fedhb.engine.loop.cohort", refuse)
+    options = {"rounds": 2, "fraction": 0.5, "progress": False, "dp_noise": 1.0, "evaluate_on": None, "workers": 1}
+    run = fedhb.fit(builders.mlp(torch.float32), builders.clients(), fedhb.FedAvg(), out=tmp_path / "a", **options)
+    assert run.state.client_rounds == 6
+    monkeypatch.setattr(torch, "Generator", refuse)
+    monkeypatch.setattr(torch, "randn", refuse)
+    assert privacy().normal("noise 1 theta", (3, 5)).shape == (3, 5) and privacy().normal("", ()).shape == ()
+
+
+def test_cohorts_are_drawn_without_replacement_each_as_likely_as_any_other():
+    private, rounds = privacy(num_clients=5, cohort=2), 5000
+    drawn = [tuple(private.draw(r)) for r in range(1, rounds + 1)]
+    assert all(a < b for a, b in drawn) and drawn == [tuple(private.draw(r)) for r in range(1, rounds + 1)]
+    seen = [drawn.count(pair) for pair in itertools.combinations(range(5), 2)]
+    assert sum(seen) == rounds and stats.chisquare(seen).pvalue > 1e-4
+    follows = sum(b == a for a, b in itertools.pairwise(drawn))
+    assert stats.binomtest(follows, rounds - 1, 0.1).pvalue > 1e-4  # a round tells nothing of the next
+    other = replace(private, key=b"x" * 32)
+    assert stats.binomtest(sum(tuple(other.draw(r + 1)) == d for r, d in enumerate(drawn)), rounds, 0.1).pvalue > 1e-4
 
 
 def test_the_count_is_the_cohorts_however_many_answered():

@@ -28,7 +28,7 @@ from fedhb.run import Run, one_thread
 from fedhb.seeding import Randomness
 
 KEY, KEY_BYTES = "noise.key", 32
-"""What a private run's noise is drawn from."""
+"""What a private run's noise and cohorts are drawn from."""
 
 
 class Engine(Executor, Protocol):
@@ -92,7 +92,7 @@ def claim(out: str | os.PathLike[str] | None, resume: bool) -> RunFolder | None:
 
 
 def mechanism(folder: RunFolder | None, noise: float, clip: float, delta: float, num_clients: int, cohort: int) -> Privacy | None:
-    """The privacy of a run, or None. The secret that its noise is drawn from stays with the run, readable to its owner alone."""
+    """The privacy of a run, or None. The secret that it draws from stays with the run, readable to its owner alone."""
     if noise == 0:
         return None
     privacy = Privacy(noise, clip, delta, num_clients, cohort)
@@ -168,7 +168,8 @@ def conduct(
         shown = [RoundProgress(f"{job.algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
         told = [*callbacks, *([_Spent(job.privacy)] if job.privacy else []), keeper, *shown]
         try:
-            run(job.problem, job.trained, job.num_clients, job.training, state, executor, told)
+            draw = job.privacy.draw if job.privacy is not None else None
+            run(job.problem, job.trained, job.num_clients, job.training, state, executor, told, draw)
             result.watch = partial(tell, told, "evaluating")
             begun = time.perf_counter()
             found = evaluation(result)

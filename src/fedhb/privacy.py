@@ -9,22 +9,28 @@ its sums (d, d^2) are then no longer than sqrt(C^2 + C^4). The vector is cut to 
 
 Neighbours are federations that differ in one client (replaced by any other), so the sums differ by at most 2 S. Cohorts are drawn
 without replacement; dp-accounting's Renyi accountant composes the rounds (Wang, Balle, Kasiviswanathan 2019, for the sampling).
+
+Noise and cohorts come from a secret key by SHAKE-256. A generator for simulations will not do: torch's has 32 bits of seed, and
+whoever sees two successive models can try them all. Nor will the run's seed do for cohorts: sampling makes epsilon smaller only
+where nobody knows who was sampled.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedhb.algorithms.base import Algorithm, Arrays, Problem
 from fedhb.algorithms.sums import REPORTS, add
 from fedhb.errors import InputError
-from fedhb.seeding import Randomness, derive
+from fedhb.seeding import Randomness
 
 FIXED = ("count", "weight", "examples")
 """Sums that are the cohort's size where every client counts alike."""
@@ -34,8 +40,8 @@ FIXED = ("count", "weight", "examples")
 class Privacy:
     """The mechanism: noise in units of the longest contribution, its bound C, delta, and who is sampled from whom.
 
-    `key` is the secret that the noise is drawn from: who knows it can take the noise away. It is kept with the run, so that a
-    resumed run draws the same.
+    `key` is the secret that noise and cohorts are drawn from: who knows it can take the noise away. It is kept with the run, so
+    that a resumed run draws the same.
     """
 
     noise: float
@@ -48,7 +54,25 @@ class Privacy:
     @property
     def mark(self) -> str:
         """Which key it is, without telling it."""
-        return hashlib.sha256(b"which key: " + self.key).hexdigest()
+        return hashlib.sha256(b"which key of noise and cohorts: " + self.key).hexdigest()
+
+    def words(self, what: str, count: int) -> np.ndarray:
+        """`count` random numbers of 64 bits that the key and `what` decide, and that nobody can foretell without the key."""
+        return np.frombuffer(hashlib.shake_256(self.key + what.encode()).digest(8 * count), dtype="<u8")
+
+    def normal(self, what: str, shape: Sequence[int]) -> torch.Tensor:
+        """Standard normal numbers in float64, by Box and Muller's method: sqrt(-2 ln u) (cos 2 pi v, sin 2 pi v)."""
+        count = math.prod(shape)
+        half = -(-count // 2)
+        u, v = (self.words(what, 2 * half) >> np.uint64(11)).reshape(2, half) * 2.0**-53
+        length, angle = np.sqrt(-2.0 * np.log1p(-u)), 2.0 * np.pi * v
+        both = np.concatenate([length * np.cos(angle), length * np.sin(angle)])
+        return torch.from_numpy(both[:count]).reshape(tuple(shape))
+
+    def draw(self, round_number: int) -> list[int]:
+        """The positions of a round's clients, without replacement, in ascending order."""
+        order = np.argsort(self.words(f"cohort {round_number}", self.num_clients), kind="stable")
+        return sorted(order[: self.cohort].tolist())
 
     def epsilon(self, rounds: int) -> float:
         """What so many rounds cost, at `delta`."""
@@ -62,8 +86,8 @@ class Privacy:
             "noise": self.noise,
             "clip": self.clip,
             "neighbours": "one client replaced",
-            "sampling": f"{self.cohort} of {self.num_clients} clients a round, without replacement",
-            "protects": "the training data behind the model; not the numbers of an evaluation",
+            "sampling": f"{self.cohort} of {self.num_clients} clients a round, without replacement, in secret",
+            "protects": "the data behind the weights; not the scaling of inputs and targets, nor the numbers of an evaluation",
         }
 
 
@@ -149,9 +173,7 @@ class Private:
             if key in self.withheld():
                 found[key] = value
                 continue
-            seed = hashlib.blake2b(f"{round_number}/{key}".encode(), key=self.privacy.key, digest_size=8).hexdigest()
-            generator = torch.Generator().manual_seed(derive(seed))
-            found[key] = value + deviation * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+            found[key] = value + deviation * self.privacy.normal(f"noise {round_number} {key}", value.shape).to(value.device)
         size = torch.tensor(float(self.privacy.cohort), dtype=torch.float64)
         return found | dict.fromkeys(FIXED, size)
 

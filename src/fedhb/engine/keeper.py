@@ -82,5 +82,5 @@ def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients
     if clients.server_inputs is not None:
         tensors.append(clients.server_inputs)
     for tensor in tensors if clients.files else [*tensors, share.x]:
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

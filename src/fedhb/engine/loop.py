@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -88,13 +88,17 @@ def run(
     state: State,
     executor: Executor,
     callbacks: Sequence[Callback] = (),
+    draw: Callable[[int], list[int]] | None = None,
 ) -> None:
-    """Rounds `state.done + 1` to `training.rounds`, in place. A round counts whole or not at all."""
+    """Rounds `state.done + 1` to `training.rounds`, in place. A round counts whole or not at all.
+
+    `draw(round)` are the positions of a round's clients where they are not to follow from the seed, which everybody knows.
+    """
     for callback in callbacks:
         callback.on_start(state.done, training.rounds)
     try:
         while state.done < training.rounds:
-            record = one_round(problem, algorithm, num_clients, training, state, executor)
+            record = one_round(problem, algorithm, num_clients, training, state, executor, draw)
             with ExitStack() as told:  # all of them, in order, also where one raises
                 for callback in reversed(callbacks):
                     told.callback(callback.on_round, record, state)
@@ -114,14 +118,20 @@ def check_server(server: Arrays, round_number: int) -> None:
 
 
 def one_round(
-    problem: Problem, algorithm: Algorithm, num_clients: int, training: Training, state: State, executor: Executor
+    problem: Problem,
+    algorithm: Algorithm,
+    num_clients: int,
+    training: Training,
+    state: State,
+    executor: Executor,
+    draw: Callable[[int], list[int]] | None = None,
 ) -> dict[str, Any]:
     """One round, and what there is to say about it."""
     begun = time.perf_counter()
     rng = Randomness(training.seed, state.done + 1)
     lr = learning_rate(training.schedule, training.plan.lr, state.done, training.rounds)
     plan = Plan(training.plan.epochs, training.plan.batch_size, lr, training.plan.momentum, training.plan.train_head)
-    positions = cohort(num_clients, training.fraction, rng)
+    positions = draw(rng.round) if draw is not None else cohort(num_clients, training.fraction, rng)
     summary, traffic = executor.run(state.server, positions, plan, rng)
     lengths, sifted = state.lengths, {}
     if algorithm.gathers:

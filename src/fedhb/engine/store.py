@@ -27,8 +27,9 @@ class ClientStore:
         for i in self.memories.keys() & set(ids):
             if {key: v.shape for key, v in self.memories[i].items()} != {key: v.shape[1:] for key, v in initial.items()}:
                 raise InputError(f"what is stored of client {i}'s memory does not fit the algorithm: restore the checkpoint")
+        kept = [self.memories.get(i) for i in ids]
         return {
-            key: torch.stack([self.memories[i][key] if i in self.memories else value[k] for k, i in enumerate(ids)])
+            key: torch.stack([value[k] if mine is None else mine[key].to(value.device) for k, mine in enumerate(kept)])
             for key, value in initial.items()
         }
 
