@@ -123,6 +123,8 @@ class Network:
             for norm in norms:
                 norm.track_running_stats = False
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+        # whether a prediction depends on the rest of its batch; a module may bring such layers along itself
+        self.normalises_by_batch = any(norm.running_mean is None for norm in norms)
         self.head_name = self._find_head(head)
         inside_head = (self.head_name + ".",) if self.head_name else ()
         trained = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]

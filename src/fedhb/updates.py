@@ -24,6 +24,12 @@ def check_personal(weights: Tensor, ids: Sequence[int]) -> None:
         raise DivergedError(f"personalisation of client {ids[client]} diverges: lower the learning rate of personalisation")
 
 
+def check_global(prediction: Tensor) -> None:
+    """Refuse global predictions [n, ...] that are not finite: the server's weights may be, and too large to predict with."""
+    if _not_finite(prediction) is not None:
+        raise DivergedError("the global model predicts NaN or infinity: training diverges; lower the learning rate")
+
+
 def admit(found: Arrays, ids: Sequence[int], round_number: int) -> Arrays:
     """The answers [C, ...] of these clients, after a check that each has its own row and every number is finite."""
     for key, value in found.items():

@@ -195,9 +195,8 @@ def unit_moments(found: Tensor, reference: Tensor, slots: Sequence[Slot]) -> tup
 
 def predictions(problem: Problem, weights: Weights, x: Tensor) -> Tensor:
     """The mean prediction of M networks for x [n, ...], one network and block of inputs at a time."""
-    whole = problem.network.has_batch_norm and problem.network.batch_norm == "batch"
     found = []
-    for block in [x] if whole else x.split(BLOCK):
+    for block in [x] if problem.network.normalises_by_batch else x.split(BLOCK):
         each = []
         for j in range(len(weights.theta)):
             one = Weights(*(part[j : j + 1] for part in (weights.theta, weights.head, weights.buffers)))

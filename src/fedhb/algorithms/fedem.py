@@ -158,7 +158,7 @@ class FedEM(FedAvg):
 
 def losses(problem: Problem, learners: Weights, x: Tensor, y: Tensor) -> Tensor:
     """-log p(y | x, theta_k) of n examples under M learners, [M, n] in float64."""
-    count, whole = len(learners.theta), problem.network.has_batch_norm and problem.network.batch_norm == "batch"
+    count, whole = len(learners.theta), problem.network.normalises_by_batch
     found = []
     for a, b in zip(*(part.split(len(x) if whole else BLOCK) for part in (x, y)), strict=True):
         outputs = problem.network.outputs(learners, a.expand(count, *a.shape))

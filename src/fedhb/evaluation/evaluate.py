@@ -16,7 +16,7 @@ from fedhb.errors import InputError
 from fedhb.evaluation.ledger import Ledger
 from fedhb.evaluation.observe import Observer
 from fedhb.seeding import Randomness
-from fedhb.updates import check_personal
+from fedhb.updates import check_global, check_personal
 
 BLOCK = 4096
 """Examples predicted at once, where clients may share a batch."""
@@ -76,15 +76,14 @@ def global_metrics(
     """The metrics of the global prediction on each client's own examples."""
     share = _share(clients, split)
     # batch statistics, and predictions that depend on a client's memory, need each client's examples as a batch of their own
-    alone = (problem.network.has_batch_norm and problem.network.batch_norm == "batch") or algorithm.remember(
-        problem, clients.select([0])
-    )
+    alone = problem.network.normalises_by_batch or algorithm.remember(problem, clients.select([0]))
     metrics: list[Metrics] = []
     for group in _groups(share.sizes.tolist(), 0 if alone else BLOCK):
         parts = [share.examples(k) for k in group]
         memory = store.load(algorithm, problem, clients.select(group)) if alone else None
         predictions = algorithm.predict(problem, server, torch.cat([x for x, _ in parts]), rng, memory)
         pieces = predictions.split([len(x) for x, _ in parts])
+        check_global(predictions)
         for k, p, (_, y) in zip(group, pieces, parts, strict=True):
             metrics.append(problem.likelihood.metrics(p, y))
             if observer is not None:
@@ -168,5 +167,4 @@ def _groups(sizes: Sequence[int], block: int) -> list[list[int]]:
 
 def predict_in_blocks(problem: Problem, predict: Any, x: Tensor) -> Tensor:
     """predict(x) in blocks of examples; in one where batch norm uses the batch's own statistics."""
-    whole = problem.network.has_batch_norm and problem.network.batch_norm == "batch"
-    return torch.cat([predict(part) for part in ([x] if whole else x.split(BLOCK))]).cpu()
+    return torch.cat([predict(part) for part in ([x] if problem.network.normalises_by_batch else x.split(BLOCK))]).cpu()
