@@ -68,7 +68,7 @@ class Mixture(Hierarchical):
         theta, K = problem.network.theta, self.num_prototypes
         noise = torch.randn(K, len(theta), generator=rng(SERVER, "prototypes"), dtype=torch.float32).to(theta)
         server = {"r": theta + (self.noise if K > 1 else 0.0) * noise, "idle": torch.zeros(K, dtype=torch.int64)}
-        shared = shared_parts(problem, self.update)
+        shared = shared_parts(problem, self.update, shortens=self.shrink)
         if "buffers" in shared:
             server["buffers"] = repeat(shared.pop("buffers"), K)
         if K > 1:

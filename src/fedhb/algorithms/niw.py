@@ -55,7 +55,7 @@ class NIW(Bounded, Hierarchical):
     num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
     p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
     eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
-    lambda0: float = field(default=0.0, metadata={"help": "prior count on mu, a pull to zero; 1 (printed) suits batch norm"})
+    lambda0: float = field(default=0.0, metadata={"help": "prior count on mu, a pull to zero; 1 (printed) for batch_norm=batch"})
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
     along: bool = field(default=True, metadata={"help": "with relax: a step as if mu had gone along with the clients"})
     same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
@@ -97,7 +97,7 @@ class NIW(Bounded, Hierarchical):
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """m0 = the initial network; V0 by the server's formula without scatter, and per layer n0 prior_scale^2, a weak pull."""
-        m0, shared = problem.network.theta.clone(), shared_parts(problem, self.update)
+        m0, shared = problem.network.theta.clone(), shared_parts(problem, self.update, shortens=self.lambda0 > 0)
         if self.dof == "per_layer":
             check_sample(problem.likelihood)
             shared |= begin([m0, *([shared["head"]] if "head" in shared else [])]) if self.relax else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -10,8 +11,17 @@ from torch import Tensor
 from fedhb.algorithms.base import Arrays, Problem
 
 
-def shared_parts(problem: Problem, update: str) -> Arrays:
-    """What the server averages beside theta: the head where it is trained, and the buffers of batch norm."""
+def shared_parts(problem: Problem, update: str, shortens: bool = False) -> Arrays:
+    """What the server averages beside theta: the head where it is trained, and the buffers of batch norm.
+
+    `shortens`: whether a prior makes the server's theta shorter than the mean of what clients found.
+    """
+    if shortens and len(problem.network.buffers):
+        warnings.warn(
+            "the prior (niw.lambda0, mixture.shrink) shortens weights on the server, but batch norm's running statistics stay "
+            "those of longer ones, and predictions get unsure: use batch_norm=batch, or go without it",
+            stacklevel=2,
+        )
     parts: Arrays = {}
     if update == "full" and len(problem.network.head):
         parts["head"] = problem.network.head.clone()
