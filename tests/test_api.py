@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ import torch
 from torch import nn
 
 import fedhb
-from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, clients, mlp, seeded
+from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, batch_norm_net, clients, mlp, same_bits, seeded
 from fedhb.algorithms import Plan
 from fedhb.clients import Clients, Share
-from fedhb.errors import InputError
+from fedhb.errors import DivergedError, InputError
 from fedhb.likelihood import GaussianRegression
 
 X = np.random.default_rng(7).normal(size=(9, FEATURES))
@@ -292,6 +293,76 @@ def test_holdout_clients_are_evaluated_and_never_trained_on():
     assert fit(None, known).result["holdout"] is None
 
 
+def test_novel_clients_do_not_take_over_what_others_remember():
+    """Memories belong to ids: a novel client 0 would begin with the model of the client 0 that trained."""
+    who = clients()
+    with pytest.raises(InputError, match="client 0 trains and is held out: give the holdout clients ids"):
+        fit(None, who, fedhb.LocalOnly(), holdout=clients())
+    run = fit(None, who, fedhb.LocalOnly(), holdout=replace(who, ids=who.ids + 6), fraction=1.0)
+    assert run.result["holdout"]["personalised"] != run.result["personalised"]
+
+
+def test_ids_that_are_no_names_of_files_are_refused():
+    for wrong in (-1, 10**18):
+        with pytest.raises(InputError, match=f"id {wrong}: give whole numbers from 0"):
+            Clients.from_arrays(arrays([5] * 3), ids=[0, wrong, 3])
+    run = fit(None, Clients.from_arrays(arrays([5] * 3), ids=[0, 10**18 - 1, 3]), fedhb.LocalOnly(), fraction=1.0)
+    assert sorted(run.state.store.memories) == [0, 3, 10**18 - 1]
+
+
+def test_a_module_that_normalises_by_the_batch_is_evaluated_client_by_client():
+    """Its own layers without running statistics are as batch_norm="batch": who else is evaluated must not matter."""
+
+    def net(track):
+        with seeded():
+            norm = torch.nn.BatchNorm1d(5, track_running_stats=track)
+            return torch.nn.Sequential(torch.nn.Linear(FEATURES, 5), norm, torch.nn.Tanh(), torch.nn.Linear(5, CLASSES)).float()
+
+    examples = [(x + 3 * k, y) for k, (x, y) in enumerate(arrays([12] * 4))]  # clients whose inputs lie apart
+    who = Clients.from_arrays(examples, examples)
+    own, ours = fit(net(False), who), fit(net(True), who, batch_norm="batch")
+    assert same_bits(own.state.server, ours.state.server)
+    assert own.result["global"] == ours.result["global"] and own.result["personalised"] == ours.result["personalised"]
+    for k in range(4):
+        alone = own.evaluate(who.select([k]))
+        assert alone["global"]["accuracy"] == own.result["per_client"]["global_accuracy"][k]
+    many = np.concatenate([x for x, _ in examples] * 100)  # more than are predicted at once elsewhere
+    assert np.array_equal(own.predict(many), ours.predict(many))
+
+
+@pytest.mark.parametrize("batch_norm", ["running", "batch"])
+def test_single_examples_under_batch_norm_are_refused_before_the_first_round(batch_norm, tmp_path):
+    some, tests = arrays([9, 9, 9]), arrays([4, 1, 4], seed=1)
+    one = Clients.from_arrays([some[0], (some[1][0][:1], some[1][1][:1]), some[2]], arrays([4] * 3, seed=1))
+    with pytest.raises(InputError, match="client 1 has a single example, and batch norm cannot train on one"):
+        fit(batch_norm_net(torch.float32), one, batch_norm=batch_norm, fraction=0.1, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()
+    few = Clients.from_arrays(some, tests)
+    if batch_norm == "running":
+        assert fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm).result["global"]["accuracy"] >= 0
+        return
+    with pytest.raises(InputError, match="client 1 has a single test example, and this network normalises by the batch"):
+        fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm)
+    assert fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm, evaluate_on=None).result["global"] is None
+
+
+def test_a_global_model_that_predicts_nan_is_divergence():
+    run = fit(None, None, fedhb.FedAvg())
+    run.state.server["theta"].fill_(3e38)  # finite, and sums of it are not
+    with pytest.raises(DivergedError, match="the global model predicts NaN or infinity"):
+        run.evaluate(clients())
+
+
+@pytest.mark.parametrize("algorithm", [fedhb.NIW(lambda0=1.0), fedhb.Mixture(shrink=True)])
+def test_a_prior_that_shortens_weights_warns_of_running_statistics(algorithm):
+    with pytest.warns(UserWarning, match="running statistics stay those of longer ones"):
+        fit(batch_norm_net(torch.float32), clients([9] * 4), algorithm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(batch_norm_net(torch.float32), clients([9] * 4), algorithm, batch_norm="batch")
+        fit(batch_norm_net(torch.float32), clients([9] * 4), type(algorithm)())
+
+
 def test_the_numbers_are_means_over_clients():
     run = fit()
     for task in ("global", "personalised"):
@@ -313,7 +384,7 @@ def test_validation_numbers_never_touch_a_test_example(monkeypatch):
         return gather(self, k, most)
 
     monkeypatch.setattr(Share, "examples", watched)
-    run = fit(None, replace(who, test=poison), evaluate_on="validation", holdout=replace(who, test=poison))
+    run = fit(None, replace(who, test=poison), evaluate_on="validation", holdout=replace(who, ids=who.ids + 6, test=poison))
     assert run.result["split"] == "validation"
     for key in ("global", "personalised", "per_client"):
         assert run.result[key] == clean.result[key]

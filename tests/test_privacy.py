@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -146,6 +147,16 @@ def test_cohorts_are_drawn_without_replacement_each_as_likely_as_any_other():
     assert stats.binomtest(follows, rounds - 1, 0.1).pvalue > 1e-4  # a round tells nothing of the next
     other = replace(private, key=b"x" * 32)
     assert stats.binomtest(sum(tuple(other.draw(r + 1)) == d for r, d in enumerate(drawn)), rounds, 0.1).pvalue > 1e-4
+
+
+def test_running_statistics_are_not_noised_but_refused():
+    """A variance may come out negative, and the network then predicts NaN."""
+    options = {"rounds": 1, "progress": False, "dp_noise": 1.0, "evaluate_on": None}
+    for batch_norm in ("running", "batch"):
+        context = pytest.raises(InputError, match="running statistics") if batch_norm == "running" else contextlib.nullcontext()
+        with context:
+            net = builders.batch_norm_net(torch.float32)
+            fedhb.fit(net, builders.clients(), fedhb.FedAvg(), batch_norm=batch_norm, **options)
 
 
 def test_the_count_is_the_cohorts_however_many_answered():

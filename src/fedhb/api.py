@@ -30,7 +30,7 @@ from fedhb.errors import InputError
 from fedhb.evaluation.ledger import Ledger, mark_of
 from fedhb.evaluation.observe import Observer
 from fedhb.likelihood import Likelihood
-from fedhb.models import check_model, default_likelihood
+from fedhb.models import check_model, check_single, default_likelihood
 from fedhb.network import Network
 from fedhb.run import Personal, Run, as_inputs
 from fedhb.settings import Settings, toml_key, toml_value, training_values
@@ -88,7 +88,7 @@ def fit(
         batch_norm: "running", or "batch" for the statistics of the batch.
         likelihood: default: categorical for labels, Gaussian for real targets (scaled by those of the training data; a model with
             one output per target instead of two gets noise of a fixed size).
-        holdout: clients that never train; they are evaluated beside the training clients.
+        holdout: clients that never train, with ids of their own; they are evaluated beside the training clients.
         evaluate_on: the split of the result's numbers, read once at the end; None for no evaluation.
         unseen: (what they are, inputs) that are like none of the data: a report shows how uncertain predictions for them are.
         out: the folder for settings, records, result and checkpoints; None keeps nothing on disk.
@@ -119,9 +119,15 @@ def fit(
         evaluate_on = None
     if evaluate_on and holdout is not None and getattr(holdout, evaluate_on) is None:
         raise InputError(f"the holdout clients have no {evaluate_on} examples: give some, or choose another evaluate_on")
+    if holdout is not None and (both := set(clients.ids.tolist()) & set(holdout.ids.tolist())):
+        raise InputError(
+            f"client {min(both)} trains and is held out: give the holdout clients ids of their own, from_arrays(..., ids=...)"
+        )
     network = Network(model, head=head, batch_norm=batch_norm, scaling=clients.scaling)
     likelihood = likelihood or default_likelihood(clients, network)
     check_model(network, likelihood, clients)
+    for some in (clients, *([holdout] if holdout is not None and evaluate_on else [])):
+        check_single(network, some, evaluate_on)
     problem = Problem(
         network, likelihood, Federation(len(clients), clients.num_examples, clients.num_classes, clients.server_inputs)
     )

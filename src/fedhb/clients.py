@@ -18,6 +18,9 @@ from torch import Tensor
 from fedhb.data.dataset import Dataset
 from fedhb.errors import InputError
 
+MOST_ID = 10**18
+"""Ids of clients are smaller: they are numbers of 64 bits, and names of files."""
+
 AUGMENTED = ("cifar-100", "cifar-100-coarse", "cifar-100-c")
 """Data sets whose training images are cropped and flipped at random."""
 
@@ -172,7 +175,7 @@ class Clients:
             test: the same, in the same order, or None.
             num_classes: default: the largest label plus one.
             standardise: scale the inputs by the mean and standard deviation of all training inputs.
-            ids: the clients' ids (default 0, 1, ...).
+            ids: the clients' ids (default 0, 1, ...). What a client remembers belongs to its id: new clients need others.
         """
         if not train:
             raise InputError("no clients: `train` is empty; give one (x, y) pair per client")
@@ -191,6 +194,8 @@ class Clients:
             raise InputError(
                 f"{len(ids)} ids ({len(set(ids))} different) for {len(train)} clients: give each client an id of its own"
             )
+        if ids is not None and not all(0 <= i < MOST_ID for i in ids):
+            raise InputError(f"id {next(i for i in ids if not 0 <= i < MOST_ID)}: give whole numbers from 0 to below {MOST_ID}")
         return cls(
             ids=torch.arange(len(train)) if ids is None else torch.as_tensor(list(ids)),
             train=share,

@@ -70,6 +70,11 @@ class Job:
     def trained(self) -> Algorithm:
         """The algorithm as it is trained: with clipped and noised sums where the run is private, or behind filters."""
         if self.privacy is not None:
+            if len(self.problem.network.buffers):
+                raise InputError(
+                    f"dp_noise={self.privacy.noise} and a network with running statistics, which noise would make useless or "
+                    "negative: use batch_norm=batch, or group norm instead of batch norm"
+                )
             return Private(self.algorithm, self.privacy)  # type: ignore[return-value]
         found: Algorithm = defended(self.algorithm, self.defence)
         return found

@@ -73,11 +73,34 @@ def check_model(network: Network, likelihood: Likelihood, clients: Clients) -> N
         raise InputError(f"the model has {outputs} outputs, but {likelihood.num_outputs} are needed {why}: change its last layer")
 
 
+def check_single(network: Network, clients: Clients, split: str | None) -> None:
+    """Refuse clients with a single example where batch norm needs two: to train on, or to evaluate by the batch's statistics."""
+    if not network.has_batch_norm:
+        return
+    alone = clients.ids[clients.sizes == 1].tolist()
+    if alone:
+        raise InputError(f"client {alone[0]} has a single example, and batch norm cannot train on one: leave it out")
+    share = getattr(clients, split) if split else None
+    alone = clients.ids[share.sizes == 1].tolist() if share is not None else []
+    if not alone or not network.normalises_by_batch:
+        return
+    try:  # maps of more than one pixel have enough to normalise by
+        network.outputs(_own_weights(network), clients.train.x[:1].unsqueeze(0))
+    except ValueError:
+        raise InputError(
+            f"client {alone[0]} has a single {split} example, and this network normalises by the batch: leave it out, or "
+            "use batch_norm=running"
+        ) from None
+
+
+def _own_weights(network: Network) -> Weights:
+    return Weights(*(vector.unsqueeze(0) for vector in (network.theta, network.head, network.buffers)))
+
+
 def _num_outputs(network: Network, clients: Clients) -> int:
-    weights = Weights(*(vector.unsqueeze(0) for vector in (network.theta, network.head, network.buffers)))
     x = clients.train.x[:2]
     try:
-        outputs: Tensor = network.outputs(weights, x.unsqueeze(0))
+        outputs: Tensor = network.outputs(_own_weights(network), x.unsqueeze(0))
     except Exception as error:  # the user's own code: anything may go wrong in it
         raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason(error)}") from None
     if outputs.ndim != 3:

@@ -140,6 +140,7 @@ class Run:
     ) -> dict[str, Any]:
         """Global and personalised metrics on these clients' examples of a split, as means and per client.
 
+        A client with the id of one that trained goes on with what that one remembers: give new clients ids of their own.
         `observer` is told of every prediction; a ledger keeps what is done, so that another process may go on.
         """
         clients, plan, server = clients.to(str(self.problem.network.device)), self._plan(epochs, lr), self.state.server
