@@ -23,8 +23,10 @@ import fedhb
 from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, batch_norm_net, clients, mlp, same_bits, seeded
 from fedhb.algorithms import Plan
 from fedhb.clients import Clients, Share
+from fedhb.engine.folder import sealed
 from fedhb.errors import DivergedError, InputError
 from fedhb.likelihood import GaussianRegression
+from fedhb.models import LEAST_DEVIATION
 
 X = np.random.default_rng(7).normal(size=(9, FEATURES))
 
@@ -271,9 +273,92 @@ def test_regression_does_not_depend_on_the_units_of_the_targets():
 def test_several_targets_and_fixed_noise():
     who = Clients.from_arrays([(x, x[:, :2]) for x, _ in arrays([30] * 4)])
     run = fit(mlp(torch.float32, outputs=2), who)
-    assert run.problem.likelihood.num_targets == 2 and run.problem.likelihood.noise is not None
+    assert run.problem.likelihood.num_targets == 2 and run.problem.likelihood.noise == run.problem.likelihood.scale
     assert run.predict(X).shape == (9, 2, 2)
     assert run.personalise(X, X[:, :2]).predict(X).shape == (9, 2, 2)
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_no_target_depends_on_the_units_of_another(outputs):
+    who = [(x, np.stack([x[:, 0] + 3, x[:, 1] - x[:, 0]], axis=1)) for x, _ in arrays([30] * 4)]
+    units = np.array([1024.0, 2.0**-14])
+    runs = [fit(mlp(torch.float32, outputs=outputs), Clients.from_arrays([(x, u * y) for x, y in who])) for u in (1.0, units)]
+    one, two = (run.predict(X) for run in runs)
+    np.testing.assert_allclose(two[:, 0] / units, one[:, 0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(two[:, 1] / units**2, one[:, 1], rtol=1e-3)
+
+
+def test_a_small_target_is_learned_beside_a_large_one():
+    def pair(k: int, n: int = 100) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(k)
+        x = rng.normal(size=(n, FEATURES))
+        return x, (x[:, :2] + 0.05 * rng.normal(size=(n, 2))) * [1000.0, 1.0]
+
+    run = fit(mlp(torch.float32, outputs=2), Clients.from_arrays([pair(k) for k in range(4)]), rounds=20, fraction=1.0)
+    x, y = pair(9)
+    error = np.sqrt(np.square(run.predict(x)[:, 0] - y).mean(0))
+    assert (error < [400.0, 0.4]).all()  # they deviate by 1000 and by 1
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_a_constant_target_among_others_is_like_one_alone(outputs):
+    who = [(x, np.stack([x[:, 0], np.full(len(x), 0.1)], axis=1)) for x, _ in arrays([30] * 4)]
+    run = fit(mlp(torch.float32, outputs=outputs), Clients.from_arrays(who))
+    alone = fit(mlp(torch.float32, outputs=outputs // 2), Clients.from_arrays([(x, y[:, 1]) for x, y in who]))
+    assert run.problem.likelihood.scale[1] == alone.problem.likelihood.scale == LEAST_DEVIATION
+    assert run.problem.likelihood.centre[1] == alone.problem.likelihood.centre == np.float32(0.1)
+    for found in (run.predict(X)[:, :, 1], alone.predict(X)[:, :, 0]):
+        np.testing.assert_allclose(found[:, 0], np.float32(0.1), rtol=1e-6)
+        assert (found[:, 1] < 1e-20).all()
+    tiny = [(x, np.float32(1e-20) * y) for x, y in who]
+    with pytest.raises(InputError, match=r"column 0 of the targets deviates by .*e-20 from its mean: give it in a smaller unit"):
+        fit(mlp(torch.float32, outputs=outputs), Clients.from_arrays(tiny))
+
+
+def test_a_single_example_has_no_deviation():
+    who = Clients.from_arrays([(X[:1], X[:1, :2])])
+    assert fit(mlp(torch.float32, outputs=4), who, fraction=1.0).problem.likelihood.scale == (LEAST_DEVIATION, LEAST_DEVIATION)
+
+
+def test_one_target_has_plain_numbers():
+    """Those of all its examples at once, whether or not it has an axis of its own: records and fingerprints hold them."""
+    pairs = arrays([30] * 4)
+    y = torch.from_numpy(np.concatenate([x[:, 0] for x, _ in pairs]).astype(np.float32)).double()
+    expected = GaussianRegression(1, centre=y.mean().item(), scale=y.std().item())
+    for column in (0, slice(0, 1)):
+        run = fit(mlp(torch.float32, outputs=2), Clients.from_arrays([(x, x[:, column]) for x, _ in pairs]))
+        assert run.problem.likelihood == expected and isinstance(run.problem.likelihood.scale, float)
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_several_targets_survive_the_folder(outputs, tmp_path):
+    model = mlp(torch.float32, outputs=outputs)
+    run = fit(model, Clients.from_arrays([(x, x[:, :2] * [1.0, 50.0]) for x, _ in arrays([30] * 4)]), out=tmp_path / "run")
+    again = fedhb.load(tmp_path / "run", model=model)
+    assert again.problem.likelihood == run.problem.likelihood and isinstance(again.problem.likelihood.scale, tuple)
+    np.testing.assert_array_equal(again.predict(X), run.predict(X))
+
+
+def rewritten(folder: Path, change: Any) -> None:
+    """problem.json with some of it changed, and sealed again."""
+    record = json.loads((folder / "problem.json").read_text())
+    record.pop("checksum")
+    change(record)
+    (folder / "problem.json").write_bytes(sealed(record))
+
+
+def test_a_folder_with_one_scale_for_several_targets_is_loaded_and_nonsense_is_not(tmp_path):
+    model = mlp(torch.float32, outputs=2)
+    fit(model, Clients.from_arrays([(x, x[:, :2]) for x, _ in arrays([30] * 4)]), out=tmp_path / "run")
+    before = {"num_targets": 2, "centre": 0.5, "scale": 2.0, "noise": 2.0}  # as runs had it once
+    rewritten(tmp_path / "run", lambda record: record["likelihood"].update(settings=before))
+    old = fedhb.load(tmp_path / "run", model=model)
+    assert old.problem.likelihood == GaussianRegression(**before)
+    assert old.predict(X).shape == (9, 2, 2)
+    for wrong in ({"scale": [1.0]}, {"scale": [1.0, 0.0]}, {"noise": ["a", "b"]}, {"centre": {}}, {"centre": [[1.0], [2.0]]}):
+        rewritten(tmp_path / "run", lambda record, wrong=wrong: record["likelihood"].update(settings=before | wrong))
+        with pytest.raises(InputError, match=rf"problem.json: no such likelihood \({next(iter(wrong))}=.*\): restore it"):
+            fedhb.load(tmp_path / "run", model=model)
 
 
 # ---- what is evaluated

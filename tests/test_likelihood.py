@@ -13,6 +13,7 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 from torch.nn import functional
 
+from fedhb.errors import InputError
 from fedhb.likelihood import Categorical, GaussianRegression, calibration_error, slope
 
 
@@ -43,7 +44,13 @@ def test_loss_is_cross_entropy_per_example():
 
 
 @pytest.mark.parametrize(
-    "likelihood", [Categorical(4), GaussianRegression(2, centre=1.0, scale=3.0), GaussianRegression(4, noise=0.5)]
+    "likelihood",
+    [
+        Categorical(4),
+        GaussianRegression(2, centre=1.0, scale=3.0),
+        GaussianRegression(2, centre=(1.0, -40.0), scale=(3.0, 0.1)),
+        GaussianRegression(4, noise=0.5),
+    ],
 )
 def test_the_slope_is_the_losss_derivative(likelihood):
     outputs, (real, whole) = normal(3, 5, 4), (normal(3, 5, likelihood.num_outputs // 2), torch.arange(15).view(3, 5) % 4)
@@ -128,21 +135,25 @@ LIKELIHOODS = [
     GaussianRegression(),
     GaussianRegression(2, centre=3.0, scale=2.5),
     GaussianRegression(2, centre=-1.0, scale=0.5, noise=0.7),
+    GaussianRegression(3, centre=(3.0, -500.0, 0.0), scale=(2.5, 100.0, 1e-3)),
+    GaussianRegression(2, centre=(-1.0, 20.0), scale=(0.5, 30.0), noise=(0.7, 4.0)),
+    GaussianRegression(2, centre=0.3, scale=(0.5, 30.0), noise=2.0),
 ]
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 def test_loss_and_nll_are_those_of_scipy(likelihood):
     q = likelihood.num_targets
-    outputs, y = normal(2, 6, likelihood.num_outputs), 2.0 * normal(2, 6, q, seed=1) + likelihood.centre
-    mean = outputs[..., :q].numpy() * likelihood.scale + likelihood.centre
+    centre, scale = (np.broadcast_to(value, q) for value in (likelihood.centre, likelihood.scale))
+    outputs, y = normal(2, 6, likelihood.num_outputs), torch.tensor(scale) * normal(2, 6, q, seed=1) + torch.tensor(centre)
+    mean = outputs[..., :q].numpy() * scale + centre
     if likelihood.noise is None:
-        deviation = likelihood.scale * (np.logaddexp(0, outputs[..., q:].numpy()) + likelihood.floor)
+        deviation = scale * (np.logaddexp(0, outputs[..., q:].numpy()) + likelihood.floor)
     else:
-        deviation = np.full_like(mean, likelihood.noise)
+        deviation = np.broadcast_to(likelihood.noise, mean.shape)
     expected = -stats.norm.logpdf(y.numpy(), mean, deviation).sum(-1)
     # training loss: the same, less the constant that the units of y bring in
-    np.testing.assert_allclose(likelihood.loss(outputs, y).numpy(), expected - q * np.log(likelihood.scale), rtol=1e-10)
+    np.testing.assert_allclose(likelihood.loss(outputs, y).numpy(), expected - np.log(scale).sum(), rtol=1e-10)
     prediction = likelihood.predictive(outputs)
     assert prediction.shape == (2, 6, 2, q)
     np.testing.assert_allclose(prediction[..., 0, :], mean, rtol=1e-12)
@@ -198,18 +209,24 @@ def test_intervals_of_the_true_model_cover_nine_in_ten():
     assert likelihood.metrics(doubled, y)["coverage"] > 0.99
 
 
-@given(st.floats(-100, 100), st.floats(0.01, 100), st.sampled_from([None, 0.5]))
-def test_units_change_predictions_but_not_the_loss(centre, scale, noise):
+@given(
+    st.tuples(st.floats(-100, 100), st.floats(-100, 100)),
+    st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)),
+    st.sampled_from([None, 0.5]),
+)
+def test_each_targets_unit_changes_its_predictions_but_not_the_loss(centre, scale, noise):
     plain = GaussianRegression(2, noise=noise)
-    moved = GaussianRegression(2, centre=centre, scale=scale, noise=None if noise is None else noise * scale)
+    moved = GaussianRegression(2, centre=centre, scale=scale, noise=None if noise is None else tuple(noise * s for s in scale))
     outputs, y = normal(1, 8, plain.num_outputs), normal(1, 8, 2, seed=1)
+    centre, scale = (torch.tensor(value, dtype=torch.float64) for value in (centre, scale))
     torch.testing.assert_close(moved.loss(outputs, y * scale + centre), plain.loss(outputs, y), rtol=1e-9, atol=1e-9)
     one, other = plain.predictive(outputs), moved.predictive(outputs)
     torch.testing.assert_close(other[..., 0, :], one[..., 0, :] * scale + centre)
     torch.testing.assert_close(other[..., 1, :], one[..., 1, :] * scale**2)
     before, after = plain.metrics(one[0], y[0]), moved.metrics(other[0], y[0] * scale + centre)
-    assert after["rmse"] == pytest.approx(scale * before["rmse"], rel=1e-6)
-    assert after["nll"] == pytest.approx(before["nll"] + 2 * np.log(scale), abs=1e-6)
+    error = (one[0, :, 0] - y[0]) * scale
+    assert after["rmse"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-6)
+    assert after["nll"] == pytest.approx(before["nll"] + scale.log().sum().item(), abs=1e-6)
     assert after["coverage"] == before["coverage"]
 
 
@@ -218,6 +235,49 @@ def test_noise_has_a_floor():
     variance = likelihood.predictive(torch.tensor([[0.0, -1e4]]))[0, 1, 0]
     assert variance.item() == pytest.approx((2.0 * 1e-3) ** 2)
     assert torch.isfinite(likelihood.loss(torch.tensor([[[0.0, -1e4]]]), torch.zeros(1, 1))).all()
+
+
+def test_each_targets_noise_has_a_floor_of_its_own():
+    likelihood = GaussianRegression(2, scale=(2.0, 1e-6))
+    variance = likelihood.predictive(torch.tensor([[0.0, 0.0, -1e4, -1e4]]))[0, 1]
+    assert variance.tolist() == pytest.approx([(2.0 * 1e-3) ** 2, (1e-6 * 1e-3) ** 2])
+
+
+@pytest.mark.parametrize("noise", [None, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_number_is_the_same_number_for_every_target(noise, dtype):
+    one = GaussianRegression(2, centre=0.1, scale=0.7, noise=noise)
+    each = GaussianRegression(2, centre=(0.1, 0.1), scale=[0.7, 0.7], noise=None if noise is None else (noise, noise))
+    assert each.scale == (0.7, 0.7)
+    outputs, y = normal(2, 6, one.num_outputs).to(dtype), normal(2, 6, 2, seed=1).to(dtype)
+    assert torch.equal(each.loss(outputs, y), one.loss(outputs, y)) and torch.equal(
+        each.predictive(outputs), one.predictive(outputs)
+    )
+    draws = [likelihood.sample(outputs[0], torch.Generator().manual_seed(3)) for likelihood in (one, each)]
+    assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"scale": 0.0}, r"scale=0.0 with num_targets=2: give a positive number, or a tuple of one for each target"),
+        ({"scale": (1.0, -1.0)}, "positive number"),
+        ({"scale": (1.0, 2.0, 3.0)}, r"scale=\(1.0, 2.0, 3.0\) with num_targets=2"),
+        ({"scale": ()}, "num_targets=2"),
+        ({"scale": None}, "scale=None"),
+        ({"centre": (1.0, float("nan"))}, "centre=.*finite number"),
+        ({"centre": "ab"}, "centre='ab'"),
+        ({"centre": ("a", "b")}, "finite number"),
+        ({"centre": 10**400}, "finite number"),
+        ({"centre": [[1.0, 2.0], [1.0, 2.0]]}, "finite number"),
+        ({"noise": (0.0, 1.0)}, "noise="),
+        ({"noise": float("inf")}, "noise=inf"),
+        ({"num_targets": 0}, "num_targets=0: give at least one"),
+    ],
+)
+def test_numbers_that_no_targets_have_are_refused(values, says):
+    with pytest.raises(InputError, match=says):
+        GaussianRegression(**{"num_targets": 2} | values)
 
 
 def test_the_number_of_outputs():

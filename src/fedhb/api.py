@@ -86,7 +86,7 @@ def fit(
         seed: of cohorts, minibatches, dropout and sampling.
         head: the name of the model's head; default: its last linear layer; "" for none.
         batch_norm: "running", or "batch" for the statistics of the batch.
-        likelihood: default: categorical for labels, Gaussian for real targets (scaled by those of the training data; a model with
+        likelihood: default: categorical for labels, Gaussian for real targets (each scaled by its training values; a model with
             one output per target instead of two gets noise of a fixed size).
         holdout: clients that never train, with ids of their own; they are evaluated beside the training clients.
         evaluate_on: the split of the result's numbers, read once at the end; None for no evaluation.

@@ -7,14 +7,18 @@ variance of a real target [..., 2, q]. `average` mixes the predictions of severa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedhb.errors import InputError
+
+PerTarget = float | tuple[float, ...]
+"""One number for all targets, or one for each."""
 
 
 class Likelihood(Protocol):
@@ -142,16 +146,27 @@ class GaussianRegression:
     """Regression on q real targets with normal noise.
 
     The network gives, in units of `scale` around `centre`, the mean of each target and, unless `noise` fixes it, the noise's
-    standard deviation through a softplus: 2q outputs, or q with fixed `noise` (in the target's own units).
+    standard deviation through a softplus: 2q outputs, or q with fixed `noise` (in the target's own units). Each of the three is
+    a number, or a tuple of q numbers where the targets have units of their own.
     """
 
     num_targets: int = 1
-    centre: float = 0.0
-    scale: float = 1.0
-    noise: float | None = None
+    centre: PerTarget = 0.0
+    scale: PerTarget = 1.0
+    noise: PerTarget | None = None
 
     floor = 1e-3  # of the scale: keeps a perfectly fitted target from an infinite likelihood
     level = 0.9  # of the intervals whose coverage is reported
+
+    def __post_init__(self) -> None:
+        if not self.num_targets >= 1:
+            raise InputError(f"num_targets={self.num_targets}: give at least one")
+        for name in ("centre", "scale", "noise"):
+            given = getattr(self, name)
+            if isinstance(given, Sequence) and not isinstance(given, str):  # JSON has lists
+                object.__setattr__(self, name, tuple(given))
+            if given is not None or name != "noise":
+                _check(name, given, self.num_targets, positive=name != "centre")
 
     @property
     def num_outputs(self) -> int:
@@ -160,16 +175,17 @@ class GaussianRegression:
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [..., q] in the target's units."""
-        mean = outputs[..., : self.num_targets] * self.scale + self.centre
+        scale = _beside(self.scale, outputs)
+        mean = outputs[..., : self.num_targets] * scale + _beside(self.centre, outputs)
         if self.noise is not None:
-            return mean, torch.full_like(mean, self.noise)
-        return mean, self.scale * (functional.softplus(outputs[..., self.num_targets :]) + self.floor)
+            return mean, torch.zeros_like(mean) + _beside(self.noise, outputs)
+        return mean, scale * (functional.softplus(outputs[..., self.num_targets :]) + self.floor)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Negative log density per example, summed over targets, plus log scale: the same loss in every unit of y."""
+        """Negative log density per example, summed over targets, plus the log of each scale: the same loss in every unit of y."""
         mean, deviation = self._moments(outputs)
         z = (y.view(mean.shape) - mean) / deviation
-        return (0.5 * z.square() + (deviation / self.scale).log() + 0.5 * math.log(2 * math.pi)).sum(-1)
+        return (0.5 * z.square() + (deviation / _beside(self.scale, outputs)).log() + 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Squared error."""
@@ -194,7 +210,10 @@ class GaussianRegression:
         return torch.stack([mean, variance], dim=-2)
 
     def metrics(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
-        """Root mean squared error, negative log-likelihood, and how often the central 90 % interval holds the target."""
+        """Root mean squared error, negative log-likelihood, and how often the central 90 % interval holds the target.
+
+        The errors of all targets are taken together, each in its own units: the RMSE is mostly that of the largest.
+        """
         prediction, y = prediction.double().cpu(), y.cpu()
         mean, variance = prediction[..., 0, :], prediction[..., 1, :]
         error = y.double().view(mean.shape) - mean
@@ -205,3 +224,25 @@ class GaussianRegression:
             "nll": nll.mean().item(),
             "coverage": (error.abs() <= half * variance.sqrt()).double().mean().item(),
         }
+
+
+def per_target(values: Sequence[float]) -> PerTarget:
+    """One number of each target; of a single target, the number itself."""
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _beside(value: PerTarget, outputs: Tensor) -> float | Tensor:
+    """The number, or the targets' numbers as a tensor [q] of the outputs' kind."""
+    return torch.tensor(value, dtype=outputs.dtype, device=outputs.device) if isinstance(value, tuple) else value
+
+
+def _check(name: str, given: Any, count: int, *, positive: bool) -> None:
+    """Refuse what is neither a finite number nor one for each target."""
+    values = given if isinstance(given, Sequence) else [given]
+    try:
+        right = all(math.isfinite(v) and (v > 0 or not positive) for v in values)
+    except (TypeError, OverflowError):
+        right = False
+    if not right or (values is given and len(values) != count):
+        kind = "positive number" if positive else "finite number"
+        raise InputError(f"{name}={given!r} with num_targets={count}: give a {kind}, or a tuple of one for each target")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedhb import nets
 from fedhb.clients import Clients
 from fedhb.errors import InputError, reason
-from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
+from fedhb.likelihood import Categorical, GaussianRegression, Likelihood, PerTarget, per_target
 from fedhb.network import Network, Weights
 from fedhb.values import imported
 
@@ -49,19 +49,22 @@ def _made(name: str, input_shape: Sequence[int], num_outputs: int, options: Mapp
 
 
 def default_likelihood(clients: Clients, network: Network) -> Likelihood:
-    """Categorical for labels; Gaussian for real targets, in the units of the training targets."""
+    """Categorical for labels; Gaussian for real targets, each in the units of its training examples."""
     if clients.num_classes is not None:
         return Categorical(clients.num_classes)
     y = clients.train.y[clients.train.rows].double()
-    count = y.shape[1] if y.ndim > 1 else 1
-    return regression(network, clients, count, y.mean().item(), y.std().item())
+    columns = y.reshape(len(y), -1).unbind(1)
+    deviation = [column.std(correction=min(1, len(y) - 1)).item() for column in columns]  # 0 of a single example
+    return regression(network, clients, len(columns), per_target([c.mean().item() for c in columns]), per_target(deviation))
 
 
-def regression(network: Network, clients: Clients, count: int, centre: float, deviation: float) -> GaussianRegression:
-    """The likelihood of `count` real targets with this mean and deviation; one output per target means noise of a fixed size."""
-    if 0 < deviation < LEAST_DEVIATION:
-        raise InputError(f"the targets deviate by {deviation:.3g} from their mean: give them in a smaller unit")
-    likelihood = GaussianRegression(count, centre=centre, scale=max(deviation, LEAST_DEVIATION))
+def regression(network: Network, clients: Clients, count: int, centre: PerTarget, deviation: PerTarget) -> GaussianRegression:
+    """The likelihood of `count` real targets with these moments; one output per target means noise of a fixed size."""
+    deviations = deviation if isinstance(deviation, tuple) else (deviation,)
+    for k, value in enumerate(deviations):
+        if 0 < value < LEAST_DEVIATION:
+            raise InputError(f"column {k} of the targets deviates by {value:.3g} from its mean: give it in a smaller unit")
+    likelihood = GaussianRegression(count, centre=centre, scale=per_target([max(d, LEAST_DEVIATION) for d in deviations]))
     return dataclasses.replace(likelihood, noise=likelihood.scale) if _num_outputs(network, clients) == count else likelihood
 
 

@@ -17,7 +17,11 @@ from fedhb.algorithms import ALGORITHMS
 from fedhb.api import load
 from fedhb.errors import InputError
 from fedhb.experiment import train
+from fedhb.flower.census import Census, Facts, Moments
+from fedhb.flower.node import load as load_node
 from fedhb.flower.server import serve
+from fedhb.flower.task import Task
+from fedhb.likelihood import GaussianRegression
 from fedhb.settings import Settings
 
 SMALL = {
@@ -102,13 +106,14 @@ def test_pooling_is_refused(tmp_path):
         serve(grid, chosen)
 
 
-def own_files(folder, regression: bool):
-    """Four owners' files, and the same data as one file with a column `client`."""
+def own_files(folder, regression: int):
+    """Four owners' files, and the same data as one file with a column `client`: labels, one real target, or three."""
     rng, parts = np.random.default_rng(3), []
     for k in range(4):
         n = 30 + 7 * k
         x = rng.normal(loc=k, scale=1 + k, size=(n, 5)).astype(np.float32)
         y = (x[:, 0] * 2 + rng.normal(size=n)).astype(np.float32) if regression else rng.integers(0, 3, n)
+        y = np.stack([y, 1000 - 300 * x[:, 1], np.full_like(y, 0.1)], axis=1) if regression > 1 else y
         split = (np.arange(n) % 5 == 0).astype(np.int64)
         np.savez(folder / f"{k}.npz", x=x, y=y, split=split)
         parts.append((x, y, split, np.full(n, k)))
@@ -116,7 +121,7 @@ def own_files(folder, regression: bool):
     np.savez(folder / "all.npz", x=x, y=y, split=split, client=client)
 
 
-@pytest.mark.parametrize("regression", [False, True])
+@pytest.mark.parametrize("regression", [0, 1, 3])
 def test_nodes_with_their_own_files_agree_by_sums_alone(tmp_path, regression):
     """Scaling, classes and the units of the targets come from moments; the numbers are those of one pooled file."""
     own_files(tmp_path, regression)
@@ -129,11 +134,36 @@ def test_nodes_with_their_own_files_agree_by_sums_alone(tmp_path, regression):
     scaling, theirs = run.problem.network.scaling, simulated.problem.network.scaling
     torch.testing.assert_close(scaling.mean, theirs.mean)
     torch.testing.assert_close(scaling.std, theirs.std)
-    assert run.result["global"] == pytest.approx(simulated.result["global"], abs=2e-2)
+    assert run.result["global"] == pytest.approx(simulated.result["global"], rel=1e-3, abs=2e-2)
+    if regression:
+        ours, others = (r.problem.likelihood for r in (run, simulated))
+        assert isinstance(ours.scale, float if regression == 1 else tuple) and ours.num_targets == others.num_targets
+        for key in ("centre", "scale"):
+            assert np.ravel(getattr(ours, key)) == pytest.approx(np.ravel(getattr(others, key)), rel=1e-12)
+
+
+def test_the_moments_of_every_target_are_needed(tmp_path):
+    own_files(tmp_path, 3)
+    facts = Facts.of(load_node(small("niw"), {"partition-id": 0, "data": str(tmp_path / "0.npz")}))
+    census = Census.of([Facts.read(facts.to_json())])
+    assert Census.read(census.to_json()) == census and len(census.targets[0]) == len(census.targets[1]) == 3
+    few = replace(facts, targets=Moments(facts.targets.count, facts.targets.mean[:1], facts.targets.scatter[:1]))
+    with pytest.raises(ValueError, match="moments of 1 of 3 targets: install the server's version of fedhb"):
+        Facts.read(few.to_json())
+
+
+def test_a_federation_with_one_scale_for_all_targets_is_resumed_with_it(tmp_path):
+    """As census.json had it once: the same text, so the same fingerprint, and the same likelihood."""
+    own_files(tmp_path, 3)
+    facts = Facts.of(load_node(small("niw"), {"partition-id": 0, "data": str(tmp_path / "0.npz")}))
+    old = replace(Census.of([facts]), targets=(2.0, 5.0))
+    assert Census.read(old.to_json()).to_json() == old.to_json()
+    likelihood = Task.of(small("niw"), Census.read(old.to_json())).problem.likelihood
+    assert likelihood == GaussianRegression(3, centre=2.0, scale=5.0)
 
 
 def test_a_file_that_nodes_share_is_partitioned(tmp_path):
-    own_files(tmp_path, False)
+    own_files(tmp_path, 0)
     settings = small("fedavg", data=str(tmp_path / "all.npz"))
     simulated = train(settings, tmp_path / "simulated", progress=False)
     chosen = config(settings, tmp_path / "flower")
@@ -157,7 +187,7 @@ def test_data_from_a_function_without_test_examples(tmp_path, monkeypatch):
 
 
 def test_the_run_cannot_choose_a_nodes_file(tmp_path):
-    own_files(tmp_path, False)
+    own_files(tmp_path, 0)
     grid, chosen = federation(small("niw", data=str(tmp_path / "all.npz")), tmp_path / "out", patience=0.05)
     with pytest.raises(InputError, match="only 0 of 4 nodes"):
         serve(grid, chosen)
@@ -167,7 +197,7 @@ def test_the_run_cannot_choose_a_nodes_file(tmp_path):
 
 
 def test_nodes_that_do_not_fit_together_are_named(tmp_path):
-    own_files(tmp_path, False)
+    own_files(tmp_path, 0)
     np.savez(tmp_path / "odd.npz", x=np.zeros((9, 7), np.float32), y=np.arange(9) % 3)
     chosen = config(small("niw"), tmp_path / "out")
     files = ["0.npz", "1.npz", "2.npz", "odd.npz"]

@@ -21,6 +21,7 @@ import torch
 from fedhb.clients import Clients, Scaling, Share
 from fedhb.errors import InputError
 from fedhb.flower.node import Node
+from fedhb.likelihood import PerTarget, per_target
 
 Values = tuple[float, ...]
 MOST = 2**40
@@ -29,7 +30,7 @@ MOST = 2**40
 
 @dataclass(frozen=True)
 class Moments:
-    """How many numbers, their mean, and the sum of their squared distances to it; one of each per feature or channel."""
+    """How many numbers, their mean, and the sum of their squared distances to it; one of each per feature, channel or target."""
 
     count: int
     mean: Values
@@ -91,7 +92,7 @@ class Facts:
             augment=client.augment or "",
             scaling=None if node.own else given,
             inputs=Moments.of(table, axes) if node.own else None,
-            targets=None if labels else Moments.of(y.numpy(), tuple(range(y.ndim))),
+            targets=None if labels else Moments.of(y.numpy(), (0,)),
         )
 
     def to_json(self) -> str:
@@ -122,6 +123,10 @@ class Facts:
             raise ValueError(f"not the facts of a node ({error})") from None
         if (given is None) == (inputs is None) or (targets is None) != (raw["num_targets"] == 0):
             raise ValueError("no moments of the data")
+        if targets is not None and len(targets.mean) != raw["num_targets"]:
+            raise ValueError(
+                f"moments of {len(targets.mean)} of {raw['num_targets']} targets: install the server's version of fedhb"
+            )
         return cls(**raw | {"input_shape": shape, "scaling": given, "inputs": inputs, "targets": targets, "files": files})
 
 
@@ -160,8 +165,8 @@ class Census:
     files: Mapping[str, str]
     augment: str
     scaling: tuple[Values, Values]
-    targets: tuple[float, float]
-    """Mean and deviation of real targets."""
+    targets: tuple[PerTarget, PerTarget]
+    """Mean and deviation of each real target."""
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> Census:
@@ -188,10 +193,10 @@ class Census:
             inputs = _total([f.inputs for f in train if f.inputs is not None])
             deviation = [math.sqrt(s / inputs.count) for s in inputs.scatter]
             scaling = inputs.mean, tuple(d if d > 1e-12 else 1.0 for d in deviation)
-        targets = (0.0, 1.0)
+        targets: tuple[PerTarget, PerTarget] = (0.0, 1.0)
         if first.num_targets:
             y = _total([f.targets for f in train if f.targets is not None])
-            targets = y.mean[0], math.sqrt(y.scatter[0] / max(y.count - 1, 1))
+            targets = per_target(y.mean), per_target([math.sqrt(s / max(y.count - 1, 1)) for s in y.scatter])
         return cls(
             clients=tuple(f.client for f in train),
             holdout=tuple(f.client for f in ordered if not f.trains),
@@ -215,8 +220,9 @@ class Census:
     def read(cls, text: str) -> Census:
         """From the server's text."""
         raw = json.loads(text)
-        for key in ("clients", "holdout", "input_shape", "targets"):
+        for key in ("clients", "holdout", "input_shape"):
             raw[key] = tuple(raw[key])
+        raw["targets"] = tuple(tuple(v) if isinstance(v, list) else v for v in raw["targets"])
         raw["names"] = None if raw["names"] is None else tuple(raw["names"])
         return cls(**raw | {"scaling": (tuple(raw["scaling"][0]), tuple(raw["scaling"][1]))})
 
