@@ -21,7 +21,8 @@ from torch import nn
 
 import fedhb
 from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, batch_norm_net, clients, mlp, same_bits, seeded
-from fedhb.algorithms import Plan
+from fedhb.algorithms import Plan, build
+from fedhb.api import save_personal
 from fedhb.clients import Clients, Share
 from fedhb.engine.folder import sealed
 from fedhb.errors import DivergedError, InputError
@@ -359,6 +360,57 @@ def test_a_folder_with_one_scale_for_several_targets_is_loaded_and_nonsense_is_n
         rewritten(tmp_path / "run", lambda record, wrong=wrong: record["likelihood"].update(settings=before | wrong))
         with pytest.raises(InputError, match=rf"problem.json: no such likelihood \({next(iter(wrong))}=.*\): restore it"):
             fedhb.load(tmp_path / "run", model=model)
+
+
+# ---- augmentation
+
+
+def images() -> tuple[Clients, Clients]:
+    """Four clients with small images that are cropped and flipped in training, and a novel one."""
+    rng = np.random.default_rng(0)
+    train, test = ([(rng.normal(size=(n, 1, 8, 8)), rng.integers(0, CLASSES, n)) for _ in range(5)] for n in (12, 9))
+    who = Clients.from_arrays(train, test, num_classes=CLASSES)
+    return replace(who, augment="crop-flip").hold_out(1, seed=0)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "niw"])
+def test_a_client_personalises_as_the_evaluation_does_it(name, tmp_path):
+    """With its inputs cropped and flipped too, also from the folder, and a model that is kept."""
+    known, novel = images()
+    model = fedhb.nets.mlp((1, 8, 8), CLASSES, hidden=7)
+    run = fit(model, known, build(name), holdout=novel, out=tmp_path / "run", lr=0.05, personal_lr=0.05)
+    (x, y), (x_test, y_test) = novel.train.examples(0), novel.test.examples(0)
+    memory = run.algorithm.remember(run.problem, novel)
+    expected = run.algorithm.personalise(run.problem, run.state.server, novel, memory, run.personal_plan, run.rng)
+    for k, one in enumerate((run, fedhb.load(tmp_path / "run", model=model))):
+        assert one.augment == "crop-flip"
+        mine = one.personalise(x, y, client=int(novel.ids[0]))
+        assert torch.equal(mine.posterior.theta, expected.theta) and torch.equal(mine.posterior.head, expected.head)
+        found = run.problem.likelihood.metrics(torch.from_numpy(mine.predict(x_test)), y_test)
+        assert found == run.result["holdout"]["personalised"]
+        save_personal(tmp_path / f"mine {k}", tmp_path / "run", mine)
+        kept = fedhb.load(tmp_path / f"mine {k}", model=model)
+        np.testing.assert_array_equal(kept.predict(x_test), mine.predict(x_test))
+    plain = replace(run, augment=None).personalise(x, y, client=int(novel.ids[0]))
+    assert not torch.equal(plain.posterior.theta, expected.theta)
+
+
+def test_a_folder_says_how_inputs_are_varied(tmp_path):
+    """Runs that did not keep it vary nothing; anything but what there is makes no sense."""
+    known, _ = images()
+    model = fedhb.nets.mlp((1, 8, 8), CLASSES, hidden=7)
+    fit(model, known, out=tmp_path / "run", rounds=1)
+    for wrong in ("mirror", "", True, 1, ["crop-flip"]):
+        rewritten(tmp_path / "run", lambda record, wrong=wrong: record.update(augment=wrong))
+        with pytest.raises(InputError, match=r"problem.json makes no sense \(its 'augment'\)"):
+            fedhb.load(tmp_path / "run", model=model)
+    rewritten(tmp_path / "run", lambda record: record.pop("augment"))
+    assert fedhb.load(tmp_path / "run", model=model).augment is None
+    rewritten(tmp_path / "run", lambda record: record.update(augment="crop-flip", input_shape=[64]))  # no images
+    with pytest.raises(InputError, match="its 'augment'"):
+        fedhb.load(tmp_path / "run", model=model)
+    with pytest.raises(InputError, match="could not be loaded again"):
+        fit(model, replace(known, augment="mirror"), out=tmp_path / "other", rounds=1)
 
 
 # ---- what is evaluated

@@ -150,6 +150,7 @@ def fit(
         constants=network.constants(),
         privacy=privacy,
         defence=Defence.named(defence),
+        augment=clients.augment,
     )
     trained = job.trained  # at once: not every algorithm has answers to filter
     network.to(device)
@@ -260,7 +261,8 @@ def load(
         try_out(folder, [constants, arrays], lambda x: posterior.predict(x.unsqueeze(0))[0], stored.input_shape)
         return Personal(posterior, stored.input_shape)
     result = folder.result() if (folder.path / "result.json").exists() else {}
-    run = Run(problem, algorithm, state, stored.seed, stored.personal_plan, stored.input_shape, result, folder.rounds())
+    plan, shape = stored.personal_plan, stored.input_shape
+    run = Run(problem, algorithm, state, stored.seed, plan, shape, result, folder.rounds(), stored.augment)
     try_out(
         folder, [constants, state.server], lambda x: run.algorithm.predict(problem, state.server, x, run.rng), stored.input_shape
     )

@@ -52,7 +52,7 @@ class Engine(Executor, Protocol):
 @dataclass(frozen=True)
 class Job:
     """What is trained, on what plan, and the hashes of all that training (`fingerprint`) and the evaluation (`asked`) depend on;
-    `constants` is the network as it was made."""
+    `constants` is the network as it was made, `augment` the clients'."""
 
     problem: Problem
     algorithm: Algorithm
@@ -65,6 +65,7 @@ class Job:
     constants: Arrays
     privacy: Privacy | None = None
     defence: Defence | None = None
+    augment: str | None = None
 
     @property
     def trained(self) -> Algorithm:
@@ -164,7 +165,7 @@ def conduct(
             state = State(server=job.algorithm.start(job.problem, Randomness(job.training.seed)))
         state.server = {key: value.to(job.problem.network.device) for key, value in state.server.items()}
         seed, rounds = job.training.seed, job.training.rounds
-        result = Run(job.problem, job.algorithm, state, seed, job.personal_plan, job.input_shape)
+        result = Run(job.problem, job.algorithm, state, seed, job.personal_plan, job.input_shape, augment=job.augment)
         if folder is not None:
             for name, content in files(result).items():
                 folder.write(name, content)

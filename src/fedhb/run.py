@@ -53,6 +53,7 @@ class Run:
         input_shape: of one example.
         result: what result.json holds.
         records: one per round, as in rounds.jsonl.
+        augment: how its clients' inputs are varied while they train and personalise, as in `Clients`.
         watch: told how many of how many clients are evaluated, while the run is.
     """
 
@@ -64,6 +65,7 @@ class Run:
     input_shape: tuple[int, ...]
     result: dict[str, Any] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
+    augment: str | None = None
     watch: Callable[[int, int], None] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -94,13 +96,17 @@ class Run:
         lr: float | None = None,
         client: int = -2,
     ) -> Personal:
-        """A new client's own posterior, from its examples. `epochs` and `lr` default to the run's; `client` seeds its batches."""
+        """A new client's own posterior, from its examples, found as the run's evaluation finds those of novel clients.
+
+        `epochs` and `lr` default to the run's; `client` seeds its batches.
+        """
         inputs = as_inputs(x, self.input_shape)
         labels = self.check_targets(y)
         if len(labels) != len(inputs) or not len(inputs):
             raise InputError(f"{len(inputs)} inputs and {len(labels)} targets: give one target per input, and at least one")
         share = Share.of(inputs, targets(labels), [np.arange(len(inputs))])
-        clients = Clients(ids=torch.tensor([client]), train=share, num_classes=self.problem.federation.num_classes)
+        classes = self.problem.federation.num_classes
+        clients = Clients(ids=torch.tensor([client]), train=share, num_classes=classes, augment=self.augment)
         plan = self._plan(epochs, lr)
         clients = clients.to(str(self.problem.network.device))
         with one_thread():

@@ -50,6 +50,7 @@ class Stored:
     algorithm: Mapping[str, Any]
     personal_plan: Plan
     seed: int
+    augment: str | None
     files: Mapping[str, str]
 
     @classmethod
@@ -83,6 +84,8 @@ class Stored:
             _check(key, type(value) is not int or _whole(value, -MOST_COUNT, MOST_COUNT))
         mean, std = (torch.tensor(record["scaling"][key], dtype=torch.float32) for key in ("mean", "std"))
         _check("scaling", bool(torch.isfinite(mean).all() and torch.isfinite(std).all() and (std > 0).all()))
+        augment = record.get("augment")  # which runs did not keep at first
+        _check("augment", augment is None or (augment == "crop-flip" and len(shape) == 3))
         files = record.get("files", {})
         _check("files", isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values()))
         return cls(
@@ -96,6 +99,7 @@ class Stored:
             algorithm={"name": record["algorithm"]["name"], "settings": settings},
             personal_plan=Plan(**plan),
             seed=record["seed"],
+            augment=augment,
             files=files,
         )
 
@@ -168,6 +172,7 @@ def problem_record(run: Run, head: str | None, batch_norm: str, rebuild: Mapping
         "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},  # type: ignore[call-overload]
         "personal_plan": asdict(run.personal_plan),
         "seed": run.seed,
+        "augment": run.augment,
     }
     try:
         Stored._parse(json.loads(json.dumps(record)))

@@ -16,7 +16,7 @@ from loopback import FIRST, Loopback
 from fedhb.algorithms import ALGORITHMS
 from fedhb.api import load
 from fedhb.errors import InputError
-from fedhb.experiment import train
+from fedhb.experiment import make_clients, train
 from fedhb.flower.census import Census, Facts, Moments
 from fedhb.flower.node import load as load_node
 from fedhb.flower.server import serve
@@ -88,6 +88,20 @@ def test_a_run_on_flower_is_loaded_like_any_other(tmp_path):
     x = np.random.default_rng(0).uniform(0, 16, size=(3, 1, 8, 8)).astype(np.float32)
     np.testing.assert_array_equal(loaded.predict(x), run.predict(x))
     assert json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "done"
+
+
+def test_a_client_personalises_as_its_node_did(tmp_path, monkeypatch):
+    """The server's run knows that inputs are cropped and flipped, and so does its folder."""
+    monkeypatch.setattr("fedhb.clients.AUGMENTED", ("digits",))
+    settings = small("fedavg")
+    run = serve(*federation(settings, tmp_path / "out"))
+    clients, _ = make_clients(settings)
+    (x, y), (x_test, y_test) = clients.train.examples(2), clients.test.examples(2)
+    for one in (run, load(tmp_path / "out")):
+        assert one.augment == clients.augment == "crop-flip"
+        prediction = torch.from_numpy(one.personalise(x, y, client=2).predict(x_test))
+        found = one.problem.likelihood.metrics(prediction, y_test)
+        assert found["accuracy"] == run.result["per_client"]["personalised_accuracy"][2]
 
 
 def test_holdout_and_validation_are_the_simulators(tmp_path):

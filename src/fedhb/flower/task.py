@@ -159,6 +159,7 @@ class Task:
             constants=self.problem.network.constants(),
             privacy=privacy,
             defence=Defence.named(s.defence),
+            augment=self.census.augment or None,
         )
 
     def network_digest(self) -> str:
