@@ -167,6 +167,9 @@ def test_a_finished_run_is_evaluated_again_where_it_is_asked_otherwise(run, tmp_
     ("arguments", "says"),
     [
         (["--seeds=0,-1"], "seed=-1"),
+        (["--seeds", ""], "seeds='': give whole numbers"),
+        (["--algorithms", ""], "algorithms='': name at least one"),
+        (["--set", "fedprox.mu=3"], "but the algorithms are fedavg: leave it out, or name fedprox in --algorithms"),
         (["--algorithms", "fedavg,local", "--defence", "default"], "local has no answers of clients to filter"),
         (["--algorithms", "fedavg,fedpa", "--dp-noise", "1"], "with fedpa: its sums are not averages"),
     ],
@@ -174,6 +177,23 @@ def test_a_finished_run_is_evaluated_again_where_it_is_asked_otherwise(run, tmp_
 def test_a_comparison_that_must_fail_fails_before_its_first_run(run, tmp_path, arguments, says):
     code, printed = run("compare", *SMALL, "--algorithms", "fedavg", "--out", "c", *arguments)
     assert code == 2 and says in printed and not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--algorithm", "niw"), ("--seed", "7")])
+def test_a_comparison_has_no_flag_for_one_of_what_it_takes_several_of(run, tmp_path, flag, value):
+    code, printed = run("compare", *SMALL, flag, value, "--out", "c")
+    assert code == 2 and f"{flag}s" in printed and not (tmp_path / "c").exists()
+
+
+def test_a_comparison_leaves_out_the_algorithm_and_seed_of_a_runs_own_file(run, tmp_path):
+    """Such a file is how one run is compared with others under the same settings; lists of its own it may have."""
+    assert run("train", *SMALL, "--algorithm", "fedprox", "--set", "fedprox.mu=3", "--seed", 7, "--out", "x")[0] == 0
+    assert run("compare", "x/settings.toml", "--algorithms", "fedavg,fedprox", "--seeds", "1", "--out", "c")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["comparison.json", "fedavg-seed1", "fedprox-seed1"]
+    lists = 'algorithms = ["fedavg"]\nseeds = [2]\n'
+    (tmp_path / "s.toml").write_text(lists + (tmp_path / "x/settings.toml").read_text())
+    assert run("compare", "s.toml", "--set", "fedavg.update=body", "--out", "d")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["comparison.json", "fedavg-seed2"]
 
 
 def test_a_seed_that_is_given_twice_counts_once(run, tmp_path):

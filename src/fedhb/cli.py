@@ -62,9 +62,12 @@ LogOption = Annotated[
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag per setting; those that were given arrive as `flags`."""
+    """Give a command one flag per setting; those that were given arrive as `flags`.
+
+    A command that takes several of a setting, such as `algorithms`, has no flag for a single one: it could only be ignored.
+    """
     own = inspect.signature(command).parameters
-    names = [f for f in dataclasses.fields(Settings) if f.name != "options" and f.name not in own]
+    names = [f for f in dataclasses.fields(Settings) if f.name != "options" and not {f.name, f"{f.name}s"} & set(own)]
     hints = inspect.get_annotations(command, eval_str=True)
 
     def wrapper(**values: Any) -> None:
@@ -117,7 +120,14 @@ def train(
 @with_settings
 def compare(
     flags: dict[str, Any],
-    settings: Annotated[Path | None, typer.Argument(metavar="[SETTINGS.toml]", help="a settings file; flags override it")] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[SETTINGS.toml]",
+            help="a settings file, which may have algorithms and seeds; flags override it; the algorithm and seed of a single "
+            "run, as in the file that a run keeps, are not used",
+        ),
+    ] = None,
     algorithms: Annotated[Optional[str], typer.Option(help="names with commas between them, or all [niw,mixture,fedavg]")] = None,  # noqa: UP045
     seeds: Annotated[Optional[str], typer.Option(help="numbers with commas between them [0,1,2]")] = None,  # noqa: UP045
     set_: SetOption = None,
@@ -126,12 +136,11 @@ def compare(
     log: LogOption = None,
 ) -> None:
     """Train several algorithms with several seeds under the same settings; one table of means and deviations."""
-    lists = {"algorithms": algorithms or "niw,mixture,fedavg", "seeds": seeds or "0,1,2"}
+    lists = {"algorithms": "niw,mixture,fedavg", "seeds": "0,1,2"}
     content = read_toml(settings) if settings else {}
     for key, given in (("algorithms", algorithms), ("seeds", seeds)):
-        if key in content and given is None:
-            value = content[key]
-            lists[key] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        value = content.get(key, lists[key]) if given is None else given
+        lists[key] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     names = list(ALGORITHMS) if lists["algorithms"] == "all" else [n.strip() for n in lists["algorithms"].split(",") if n.strip()]
     try:
         numbers = list(dict.fromkeys(int(s) for s in lists["seeds"].split(",")))
@@ -147,6 +156,7 @@ def compare(
             )
     each = {name: Settings.resolve(settings, flags | {"algorithm": name}, set_ or (), ignored) for name in names}
     chosen = Settings.resolve(settings, flags, set_ or (), ignored)
+    own_tables(chosen, set_ or (), names)
     from fedhb.experiment import compare as run_comparison
     from fedhb.loggers import make
     from fedhb.progress import RunTable

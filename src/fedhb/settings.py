@@ -208,14 +208,14 @@ class Settings:
         return "\n".join(lines) + "\n"
 
 
-def own_tables(settings: Settings, overrides: Sequence[str]) -> None:
-    """Refuse `table.key=value` for an algorithm that is not the run's: it would change nothing."""
+def own_tables(settings: Settings, overrides: Sequence[str], compared: Sequence[str] = ()) -> None:
+    """Refuse `table.key=value` for an algorithm that is not the run's, or none of those compared: it would change nothing."""
     for text in overrides:
         table = text.partition(".")[0].strip()
-        if table not in (settings.algorithm, "model"):
-            raise InputError(
-                f"--set {text!r}, but the algorithm is {settings.algorithm}: leave it out, or give --algorithm {table}"
-            )
+        if table not in (*(compared or [settings.algorithm]), "model"):
+            what = f"algorithms are {', '.join(compared)}" if compared else f"algorithm is {settings.algorithm}"
+            remedy = f"name {table} in --algorithms" if compared else f"give --algorithm {table}"
+            raise InputError(f"--set {text!r}, but the {what}: leave it out, or {remedy}")
 
 
 MOST_TOML = 2**20
