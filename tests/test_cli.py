@@ -283,6 +283,43 @@ def test_bad_input_exits_2_and_writes_nothing(run, tmp_path, arguments, says):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--alpha", "0.3"], "alpha=0.3 has no effect: no partition is given; leave it out, or give --partition dirichlet"),
+        (
+            ["--num-clients", "3"],
+            "num_clients=3 has no effect: the data name their clients; leave it out, or give --part",
+        ),
+        (["--shards-per-client", "2"], "shards_per_client=2 has no effect: the data name their clients"),
+        (["--partition", "iid", "--shards-per-client", "2"], "shards_per_client=2 has no effect: the partition is iid"),
+        (["--group-split", "group"], "group_split='group' has no effect: the data name their clients"),
+        (["--dp-clip", "2"], "dp_clip=2.0 has no effect without noise: leave it out, or give --dp-noise"),
+        (["--dp-delta", "1e-6"], "dp_delta=1e-06 has no effect without noise"),
+        (["--dataset", "digits"], "dataset='digits' has no effect beside data='own.npz'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_flag_that_changes_nothing_is_refused(run, tmp_path, command, arguments, says):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) % 4)
+    code, printed = run(command, "--data", "own.npz", "--rounds", "1", "--out", "x", *arguments)
+    assert code == 2 and says in printed and not (tmp_path / "x").exists()
+
+
+def test_what_changes_nothing_may_stand_in_a_file(run, tmp_path):
+    """The file that a run keeps has every setting, and is a file of settings."""
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) % 4)
+    assert run("train", "--data", "own.npz", "--rounds", "1", "--fraction", "1", "--out", "x")[0] == 0
+    held = (tmp_path / "x/settings.toml").read_text()
+    assert all(f"{name} = " in held for name in ("alpha", "num_clients", "shards_per_client", "dp_clip", "dataset"))
+    assert run("train", "x/settings.toml", "--rounds", "2", "--out", "y")[0] == 0
+    code, printed = run("train", "x/settings.toml", "--dataset", "digits", "--out", "z")
+    assert code == 2 and "--data ''" in printed
+    assert run("train", "x/settings.toml", "--data", "", "--dataset", "digits", "--num-clients", "5", "--out", "z")[0] == 0
+
+
 def test_unknown_keys_in_a_file_are_errors(run, tmp_path):
     (tmp_path / "s.toml").write_text("learning_rate = 0.1\n")
     code, printed = run("train", "s.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -229,6 +230,30 @@ def test_validation_numbers_need_a_validation_split():
     with pytest.raises(InputError, match="needs a validation split"):
         Settings(evaluate_on="validation")
     assert Settings(evaluate_on="validation", validation=0.1).evaluate_on == "validation"
+
+
+IDLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "alpha": ({"alpha": 0.1}, {"partition": "dirichlet"}),
+    "shards_per_client": ({"partition": "iid", "shards_per_client": 2}, {"partition": "groups"}),
+    "num_clients": ({"partition": "natural", "num_clients": 2}, {"partition": ""}),
+    "group_split": ({"partition": "shards", "group_split": "image"}, {"partition": ""}),
+    "dp_clip": ({"dp_clip": 2.0}, {"dp_noise": 1.0}),
+    "dp_delta": ({"dp_delta": 1e-6}, {"dp_noise": 1.0}),
+    "dataset": ({"dataset": "mnist", "data": "own.npz"}, {"data": ""}),
+}
+"""Flags of which the one that is named has no effect, and what gives it one."""
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_flag_without_effect_is_refused_and_a_files_value_is_not(name):
+    idle, remedy = IDLE[name]
+    with pytest.raises(InputError, match=f"{name}=.* has no effect"):
+        Settings.resolve(None, idle)
+    others = {key: value for key, value in idle.items() if key != name}
+    with pytest.raises(InputError, match=f"{name}=.* has no effect"):
+        Settings.resolve(others, {name: idle[name]})  # it matters where the flag is, not where the others are
+    assert Settings.resolve(idle, {}) == Settings.resolve({name: idle[name]}, others | {name: None})
+    assert getattr(Settings.resolve(None, idle | remedy), name) == idle[name]
 
 
 # ---- an algorithm's own settings

@@ -106,7 +106,7 @@ def train(
 
     before = bytes_of(folder / "result.json")
     try:
-        run = run_training(chosen, folder, resume, callbacks=make(log or (), folder))
+        run = run_training(chosen, folder, resume, callbacks=make(log or (), folder), flags=flags)
     except KeyboardInterrupt:
         errors.print(f"\nstopped; go on with the same command and [bold]--out {folder} --resume[/bold]")
         raise
@@ -176,7 +176,7 @@ def compare(
 
     try:
         with shown or contextlib.nullcontext():
-            rows = run_comparison(each, numbers, out, resume, finished, told, progress=shown is None)
+            rows = run_comparison(each, numbers, out, resume, finished, told, progress=shown is None, flags=flags)
     except KeyboardInterrupt:
         errors.print("\nstopped; go on with the same command and [bold]--resume[/bold]")
         raise

@@ -25,17 +25,23 @@ from fedhb.models import make_model
 from fedhb.privacy import Privacy, Private
 from fedhb.run import Run
 from fedhb.seeding import derive
-from fedhb.settings import Settings
+from fedhb.settings import Settings, check_partition
 
 MOST = 2000
 """Inputs that are unseen, at most."""
 
 
-def make_clients(settings: Settings, dataset: Dataset | None = None) -> tuple[Clients, Clients | None]:
-    """The clients that train and, where asked for, novel ones that never do."""
+def make_clients(
+    settings: Settings, dataset: Dataset | None = None, flags: Mapping[str, Any] | None = None
+) -> tuple[Clients, Clients | None]:
+    """The clients that train and, where asked for, novel ones that never do.
+
+    Of the `flags` of a command line, those are refused that the partition does not read: often the data alone say which it is.
+    """
     dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
     dataset, _ = leave_out(dataset, settings.unseen)
     kind = settings.partition or ("natural" if dataset.train.client is not None else "groups" if dataset.groups else "shards")
+    check_partition(kind, flags or {})
     if dataset.groups and (kind != "groups" or settings.server_share):
         wrong = f"partition={kind!r}" if kind != "groups" else f"server_share={settings.server_share}"
         raise InputError(f"{wrong}, but {dataset.name} has groups, whose partition holds test examples back: leave it out")
@@ -145,14 +151,15 @@ def train(
     dataset: Dataset | None = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
+    flags: Mapping[str, Any] | None = None,
 ) -> Run:
-    """One run by its settings."""
+    """One run by its settings; `flags` as in `make_clients`."""
     if settings.secure_sum:
         raise InputError(f"secure_sum={settings.secure_sum!r}: in one process there is no server to hide from; leave it out")
     algorithm = algorithm_of(settings)
     dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
     unseen = leave_out(dataset, settings.unseen)[1]
-    clients, holdout = make_clients(settings, dataset)
+    clients, holdout = make_clients(settings, dataset, flags)
     model, spec = model_of(settings, clients)
     return fit(
         model,
@@ -178,11 +185,12 @@ def compare(
     on_result: Callable[[dict[str, Any]], None] = lambda row: None,
     callbacks: Callable[[str, int, Path], Sequence[Callback]] = lambda name, seed, folder: (),
     progress: bool = True,
+    flags: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Every algorithm with its settings and every seed; each run in OUT/ALGORITHM-seedN, the table in OUT/comparison.json.
 
     With `resume`, runs that are done are taken as they are, and one that was stopped goes on.
-    `callbacks(algorithm, seed, folder)` are told of the rounds of a run.
+    `callbacks(algorithm, seed, folder)` are told of the rounds of a run; `flags` as in `make_clients`.
     """
     runs = [replace(one, algorithm=name, seed=seed) for seed in seeds for name, one in settings.items()]
     for one in runs:  # before the first run: a wrong setting should not cost an hour
@@ -194,7 +202,7 @@ def compare(
     for one in runs:
         folder = out / f"{one.algorithm}-seed{one.seed}"
         told = callbacks(one.algorithm, one.seed, folder)
-        result = train(one, folder, resume, dataset, progress, told).result
+        result = train(one, folder, resume, dataset, progress, told, flags).result
         results.append(result)
         on_result(result)
     rows = tabulate(results)

@@ -45,6 +45,13 @@ ALGORITHMS = (
 SCHEDULES = ("step", "constant", "cosine")
 PARTITIONS = ("shards", "dirichlet", "iid", "natural", "groups")
 SPLITS = ("image", "group")
+READ_BY = {
+    "alpha": ("dirichlet",),
+    "shards_per_client": ("shards", "groups"),
+    "num_clients": ("shards", "dirichlet", "iid", "groups"),
+    "group_split": ("groups",),
+}
+"""The settings that only some partitions read."""
 
 
 MOST = 2**53
@@ -169,7 +176,10 @@ class Settings:
         ignore: Sequence[str] = (),
     ) -> Settings:
         """Defaults, then the algorithm's `training`, the file or its content (less the keys to ignore), flags (None: not given),
-        and `table.key=value` overrides."""
+        and `table.key=value` overrides.
+
+        A flag that changes nothing beside the others is refused. In a file it is not: that of a run holds every setting.
+        """
         values: dict[str, Any] = {}
         options: dict[str, dict[str, Any]] = {}
         content = source if isinstance(source, Mapping) else read_toml(Path(source)) if source is not None else {}
@@ -191,7 +201,9 @@ class Settings:
             name = options["model"].pop("name")
             values["model"] = flags.get("model") or name
         values = training_of(values.get("algorithm", cls.algorithm)) | values
-        return cls(**{key: _check(key, value) for key, value in values.items()}, options=options)
+        settings = cls(**{key: _check(key, value) for key, value in values.items()}, options=options)
+        _check_effect(settings, flags)
+        return settings
 
     def to_toml(self, versions: Mapping[str, str]) -> str:
         """The resolved settings as a file that `resolve` reads back."""
@@ -216,6 +228,30 @@ def own_tables(settings: Settings, overrides: Sequence[str], compared: Sequence[
             what = f"algorithms are {', '.join(compared)}" if compared else f"algorithm is {settings.algorithm}"
             remedy = f"name {table} in --algorithms" if compared else f"give --algorithm {table}"
             raise InputError(f"--set {text!r}, but the {what}: leave it out, or {remedy}")
+
+
+def check_partition(kind: str, flags: Mapping[str, Any]) -> None:
+    """Refuse a flag (None: not given) that this kind of partition does not read; an empty kind is one that the data will say."""
+    possible = {kind} if kind else {"natural", "groups", "shards"}
+    for name, kinds in READ_BY.items():
+        if flags.get(name) is not None and possible.isdisjoint(kinds):
+            why = {"": "no partition is given", "natural": "the data name their clients"}.get(kind, f"the partition is {kind}")
+            raise InputError(
+                f"{name}={flags[name]!r} has no effect: {why}; leave it out, or give --partition {' or '.join(kinds)}"
+            )
+
+
+def _check_effect(settings: Settings, flags: Mapping[str, Any]) -> None:
+    """Refuse flags that would change nothing: whoever gives one believes that it does."""
+    check_partition(settings.partition, flags)
+    for name in ("dp_clip", "dp_delta"):
+        if flags.get(name) is not None and not settings.dp_noise:
+            raise InputError(f"{name}={flags[name]} has no effect without noise: leave it out, or give --dp-noise, such as 1.0")
+    if flags.get("dataset") is not None and settings.data:
+        raise InputError(
+            f"dataset={flags['dataset']!r} has no effect beside data={settings.data!r}: leave one of them out (--data '' does "
+            "where a settings file has it)"
+        )
 
 
 MOST_TOML = 2**20
