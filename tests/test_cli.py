@@ -218,6 +218,9 @@ def test_the_best_coverage_is_the_one_nearest_to_its_level():
         (["predict", "x", "x.npy", "--out", "no/p.npz"], "there is no folder no"),
         (["predict", "x", "x.npy", "--out", "x"], "it is a folder"),
         (["predict", "x", "none.npy"], "none.npy has no rows"),
+        (["predict", "x", "one.npy"], "one.npy has no rows"),
+        (["predict", "x", "."], "cannot read .: Is a directory"),
+        (["predict", "x", ""], "cannot read .: Is a directory"),
         (["predict", "x", "x.npy"], ""),
         (["predict", "x", "x.npy", "--out", "preds"], "predictions in preds.npz"),
     ],
@@ -229,6 +232,7 @@ def test_where_results_go(trained, run, tmp_path, arguments, says):
     x = np.zeros((3, 1, 8, 8))
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "none.npy", x[:0])
+    np.save(tmp_path / "one.npy", np.float32(1))
     np.savez(tmp_path / "mine.npz", x=x, y=np.array([0, 1, 2]))
     np.savez(tmp_path / "bad.npz", x=x, y=np.array([0, 1, 42]), split=np.array([0, 0, 1]))
     code, printed = run(*arguments)

@@ -200,15 +200,15 @@ def predict(
     from fedhb.api import load
     from fedhb.data.arrays import read_npy
 
+    x = read_npy(inputs)  # first: a folder, such as `.`, may have no name to make another of
+    if not x.ndim or not len(x):
+        raise InputError(f"{inputs} has no rows: give inputs [n, ...] with at least one")
     target = out or inputs.with_suffix(".predictions.npz")
     if target.is_dir() or not target.parent.is_dir():
         wrong = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
         raise InputError(f"--out {target}: {wrong}: give the name of a file to write")
     if target.suffix != ".npz":
         target = target.with_name(f"{target.name}.npz")  # as numpy names it
-    x = read_npy(inputs)
-    if not len(x):
-        raise InputError(f"{inputs} has no rows: give inputs [n, ...] with at least one")
     prediction = load(run, model).predict(x)
     if prediction.ndim == 2:
         entropy = -(prediction * np.log(np.clip(prediction, 1e-38, None))).sum(1)
