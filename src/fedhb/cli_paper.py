@@ -43,6 +43,8 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         from fedhb.paper.again import differences, second
         from fedhb.paper.scale import Scale, parse
 
+        if show and again:
+            raise InputError("--show runs nothing, --again runs what is recorded a second time: choose one")
         place = experiments.find_folder(folder)
         if name is None:
             console.print(overview(place))

@@ -105,7 +105,7 @@ def test_the_command_in_a_record_makes_it_again(tmp_path, run):
     assert [plain(r) for r in lines(tmp_path)] == [plain(record)]
 
 
-def test_what_is_recorded_is_made_again_and_compared(tmp_path, run):
+def test_what_is_recorded_is_made_again_and_compared(tmp_path, run, monkeypatch):
     write(tmp_path)
     words = ("paper", "small", "--folder", tmp_path, "--cell", "one", "--algorithms", "niw S=0", "--again")
     code, printed = run(*words)
@@ -121,6 +121,9 @@ def test_what_is_recorded_is_made_again_and_compared(tmp_path, run):
     record["result"]["global"]["accuracy"] += 0.25
     path.write_text("\n".join([json.dumps(record), *before.splitlines()[1:]]) + "\n")
     assert "0.2500" in run(*words)[1] and "0.2500" not in printed
+    monkeypatch.setattr(table, "run", lambda *arguments: pytest.fail("--show runs nothing"))
+    code, printed = run(*words, "--show")
+    assert code == 2 and "--show runs nothing, --again runs what is recorded a second time: choose one" in printed
 
 
 def test_recorded_work_is_not_done_again(tmp_path, monkeypatch):
