@@ -50,7 +50,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             console.print(overview(place))
             return
         experiment = experiments.load(place, name)
-        if seeds:
+        if seeds is not None:
             experiment = experiment.with_seeds(whole_numbers(seeds))
         asked = dataset or (), cell or (), words(algorithms)
         scale = Scale(width, rounds)
@@ -72,7 +72,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         if not show and standing.missing:
             standing = run_all(experiment, keys, jobs, errors)
         if scales:  # where none is asked for, what is recorded at others is shown beside it
-            others = experiments.choose(shown if seeds else shown.with_recorded_seeds(), *asked)
+            others = experiments.choose(shown if seeds is not None else shown.with_recorded_seeds(), *asked)
             beside = engine.standing(shown, [key for key in others if parse(key["cell"])[1].changes])
             experiment, keys = shown, [*keys, *(record["key"] for record in beside.records)]
             standing = engine.standing(experiment, keys)
@@ -207,13 +207,19 @@ def stale_words(standing: Any) -> str:
 
 
 def words(text: str | None) -> list[str]:
-    """Names with commas between them."""
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
+    """Names with commas between them, none where the option is not given; given, it must name something, else all would run."""
+    found = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if text is not None and not found:
+        raise InputError(f"algorithms={text!r}: name at least one, or leave it out for all")
+    return found
 
 
 def whole_numbers(text: str) -> list[int]:
     """Seeds with commas between them."""
     try:
-        return [int(word) for word in words(text)]
+        found = [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
-        raise InputError(f"seeds={text!r}: give whole numbers with commas between them, such as 0,1,2") from None
+        found = []
+    if not found:
+        raise InputError(f"seeds={text!r}: give whole numbers with commas between them, such as 0,1,2")
+    return found

@@ -272,8 +272,11 @@ def test_listing_and_errors_of_the_command(tmp_path, run, monkeypatch):
     assert code == 2 and "did you mean 'small'" in printed
     code, printed = run("paper", "small", "--folder", tmp_path / "none")
     assert code == 2 and "there is no such folder" in printed
-    code, printed = run("paper", "small", "--folder", tmp_path, "--seeds", "one")
-    assert code == 2 and "give whole numbers" in printed
+    for seeds in ("one", ",", ""):
+        code, printed = run("paper", "small", "--folder", tmp_path, "--seeds", seeds)
+        assert code == 2 and f"seeds='{seeds}': give whole numbers" in printed
+    code, printed = run("paper", "small", "--folder", tmp_path, "--algorithms", ",")
+    assert code == 2 and "algorithms=',': name at least one" in printed
     monkeypatch.chdir(tmp_path)
     code, printed = run("paper")
     assert code == 2 and "clone of fedhb's repository" in printed and "--folder" in printed
