@@ -196,6 +196,15 @@ def test_a_comparison_leaves_out_the_algorithm_and_seed_of_a_runs_own_file(run, 
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["comparison.json", "fedavg-seed2"]
 
 
+@pytest.mark.parametrize("command", [["train", "--algorithm", "fedavg"], ["compare", "--algorithms", "fedavg", "--seeds", "0"]])
+def test_data_without_test_examples_are_trained_on_and_it_is_said(run, tmp_path, command):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) % 4, split=np.zeros(40, int))
+    code, printed = run(*command, "--data", "own.npz", "--rounds", "1", "--fraction", "1", "--out", "x")
+    assert code == 0 and "the clients have no test examples: nothing was evaluated" in printed
+    assert command[0] == "train" or "fedavg seed 0: nothing was evaluated" in printed
+
+
 def test_a_seed_that_is_given_twice_counts_once(run, tmp_path):
     assert run("compare", *SMALL, "--algorithms", "fedavg", "--seeds", "3,3", "--out", "c")[0] == 0
     assert json.loads((tmp_path / "c/comparison.json").read_text())["rows"][0]["seeds"] == [3]

@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedhb import cli_data, cli_deploy, cli_paper, cli_report
-from fedhb.cli_show import comparison_table, one_line, show_result
+from fedhb.cli_show import NOTHING, comparison_table, one_line, show_result
 from fedhb.engine import memory
 from fedhb.errors import InputError, Stopped
 from fedhb.settings import ALGORITHMS, Settings, own_tables, read_toml
@@ -184,6 +184,8 @@ def compare(
     console.print(
         comparison_table(rows, f"{name}, {chosen.rounds} rounds, seeds {','.join(map(str, numbers))}, {chosen.evaluate_on} data")
     )
+    if "global" not in rows[0]:
+        console.print(NOTHING)
     console.print(f"runs in {out}; a page of them: fedhb report {out}", highlight=False)
 
 

@@ -7,6 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+NOTHING = "the clients have no test examples: nothing was evaluated"
+"""Said in place of numbers, or below a table that has none."""
+
 
 def show_result(console: Console, result: dict[str, Any]) -> None:
     """The result of one run."""
@@ -17,7 +20,7 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
             ("novel clients, personalised", result["holdout"]["personalised"]),
         ]
     if result["global"] is None:
-        console.print("the clients have no test examples: nothing was evaluated")
+        console.print(NOTHING)
         return
     what = f"{result['algorithm']} on {result['dataset']}, seed {result['seed']}, round {result['rounds']}"
     title = f"{what}: mean over clients, {result['split']} data"
@@ -41,7 +44,7 @@ def one_line(result: dict[str, Any]) -> str:
         for task in ("global", "personalised")
         if result[task]
     ]
-    return f"{result['algorithm']} seed {result['seed']}: " + "; ".join(parts)
+    return f"{result['algorithm']} seed {result['seed']}: " + ("; ".join(parts) or "nothing was evaluated")
 
 
 def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
