@@ -12,6 +12,9 @@ from torch import Tensor
 from fedhb.algorithms.base import Arrays
 from fedhb.errors import DivergedError
 
+DRAWN = ("pi", "g")
+"""Weights beside the number of examples: FedEM's shares of learners, and what FedBE's clients draw."""
+
 
 class Refused(Exception):
     """An answer that must not enter a sum, and why. The run goes on without it."""
@@ -66,6 +69,24 @@ def check_owner(found: Arrays, client: int) -> None:
     """Refuse an answer that says it is another client's."""
     if "client" in found and found["client"].flatten().tolist() != [client]:
         raise Refused(f"it says it is client {found['client'].flatten().tolist()}'s")
+
+
+def check_weights(found: Arrays, known: int, most: int) -> None:
+    """Refuse an answer [1, ...] that would weigh other than it may in the sums.
+
+    Its number of examples is the one that the client was counted with (`known`), and at most what all had together (`most`): of a
+    negative one, or one out of proportion, nothing is left of the others' answers. Weights that clients draw are not negative.
+    """
+    if "examples" in found:
+        said = found["examples"].flatten().tolist()
+        if said != [known] or not 0 < known <= most:
+            raise Refused(
+                f"it says it is of {', '.join(f'{n:g}' for n in said)} examples, and its client was counted with {known} of "
+                f"{most}: a node's data must stay as they were when it joined"
+            )
+    for key in DRAWN:
+        if key in found and (found[key] < 0).any():
+            raise Refused(f"{key!r} holds negative weights")
 
 
 class Lengths:

@@ -61,6 +61,12 @@ def doubled(found):
     found["m"] = found["m"].astype(np.float64)
 
 
+def negative(found):
+    """With the others' examples these sum to nothing."""
+    sizes = make_clients(small("niw"))[0].sizes
+    found["examples"][:] = int(sizes[2] - sizes.sum())
+
+
 def enormous(found):
     found["m"] *= 1e6
 
@@ -73,6 +79,10 @@ SPOILED = {
     "wrong shape": (longer, "has shape"),
     "wrong type": (doubled, "has type torch.float64"),
     "absurd norm": (enormous, "has norm"),
+    "examples that cancel the others'": (negative, "it says it is of -"),
+    "no examples": (put("examples", (0,), 0.0), "it says it is of 0 examples"),
+    "half an example": (put("examples", (0,), 0.5), "it says it is of 0.5 examples"),
+    "others' examples too": (put("examples", (0,), 1e6), "it says it is of 1e+06 examples"),
     "overflow in the sums": (put("m", (0, 0), 1e25), "has norm"),
 }
 
@@ -96,6 +106,27 @@ def test_a_bad_answer_is_refused_and_named_and_enters_no_sum(tmp_path, what):
     expected = without(settings, [0, 1, 3])
     for key, value in run.state.server.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "key"), [("fedem", {}, "pi"), ("fedbe", {"fedbe": {"posterior": "dirichlet"}}, "g")]
+)
+def test_weights_that_are_negative_are_refused(tmp_path, algorithm, more, key):
+    grid, chosen = federation(small(algorithm, rounds=1, fraction=1.0, **more), tmp_path / "out")
+    grid.fault = spoiled(put(key, (0, 0), -0.5))
+    assert serve(grid, chosen).records[0]["answered"] == [0, 1, 3]
+    assert events(tmp_path / "out")[0]["detail"] == f"{key!r} holds negative weights"
+
+
+def test_no_client_takes_over_the_average_by_its_word_for_its_examples(tmp_path):
+    """Filters see vectors alone: the weight must be right before them."""
+    settings = small("fedavg", rounds=1, fraction=1.0, defence="default")
+    clean = serve(*federation(settings, tmp_path / "clean"))
+    grid, chosen = federation(settings, tmp_path / "out")
+    grid.fault = spoiled(lambda found: (negative(found), np.add(found["examples"], 1, out=found["examples"])))
+    run = serve(grid, chosen)
+    assert run.records[0]["answered"] == [0, 1, 3]
+    assert run.state.server["theta"].norm() < 2 * clean.state.server["theta"].norm()
 
 
 def without(settings, positions):

@@ -17,9 +17,10 @@ pytest.importorskip("flwr")
 
 from test_same_numbers import close, federation, small
 
-from fedhb.errors import InputError
+from fedhb.errors import DivergedError, InputError
 from fedhb.experiment import train
 from fedhb.fixedpoint import RANGE, Encoding
+from fedhb.flower import client
 from fedhb.flower.server import serve
 
 NUMBERS = st.floats(-(2.0**RANGE), 2.0**RANGE, allow_nan=False)
@@ -112,6 +113,22 @@ def test_too_few_for_the_protocol_fail_the_round(tmp_path):
 
     grid.fault = fault
     assert serve(grid, chosen).records[0]["attempts"] == 2
+
+
+def lying(monkeypatch, change):
+    """Client 2 contributes something else than it found."""
+    real = client.Work.found
+    monkeypatch.setattr(client.Work, "found", lambda self: real(self) | (change(real(self)) if self.node.id == 2 else {}))
+
+
+@pytest.mark.parametrize("examples", [0.0, -1.0, 3.0])
+def test_a_sum_of_other_weights_than_its_clients_have_is_refused(tmp_path, monkeypatch, examples):
+    lying(monkeypatch, lambda found: {"examples": examples * found["examples"]})
+    settings = small("fedavg", rounds=1, fraction=1.0, secure_sum="standin:wide")
+    with pytest.raises(DivergedError):
+        serve(*federation(settings, tmp_path / "out", retries=0))
+    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "sum refused" and "examples, and those that stayed have" in events[0]["detail"]
 
 
 def test_private_sums(tmp_path):

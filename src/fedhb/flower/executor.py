@@ -28,7 +28,7 @@ from fedhb.flower.talk import Reply, ask
 from fedhb.flower.task import Rules, Task
 from fedhb.run import Run
 from fedhb.seeding import Randomness
-from fedhb.updates import Lengths, Refused, check_alike, check_finite, check_metrics, check_owner
+from fedhb.updates import Lengths, Refused, check_alike, check_finite, check_metrics, check_owner, check_weights
 
 STRAGGLERS = 60.0
 """Seconds that the evaluation waits for nodes that are not connected."""
@@ -132,6 +132,7 @@ class Federated:
         check_alike(found, self.sample)
         check_finite(found)
         check_owner(found, client)
+        check_weights(found, self.roster.facts[client].examples, self.task.census.num_examples)
         self.lengths.check(found)
         for key in ("work_seconds", "process_seconds"):
             value = about.get(key)

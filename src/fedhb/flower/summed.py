@@ -59,12 +59,21 @@ class Summed(Federated):
             check_finite(sums)
             if round(float(sums["count"])) != len(stayed):
                 raise Refused(f"the sum says it is of {float(sums['count']):g} clients, and {len(stayed)} stayed")
+            self.check_examples(sums, [client_of[node] for node in stayed])
         except (Refused, ValueError) as reason:
             self.journal.note("sum refused", str(reason), round_number=rng.round)
             return None, Traffic()
         self.answered = [client_of[node] for node in stayed]
         up = len(stayed) * (self.code.length * 8)
         return sums, Traffic(down, up)
+
+    def check_examples(self, sums: Arrays, clients: Sequence[int]) -> None:
+        """Refuse a sum of other weights than these clients have together (none where it is private: they count alike)."""
+        known = sum(self.roster.facts[client].examples for client in clients)
+        if "examples" in sums and round(float(sums["examples"])) != known:
+            raise Refused(f"the sum says it is of {float(sums['examples']):g} examples, and those that stayed have {known}")
+        if "weight" in sums and not float(sums["weight"]) > 0:
+            raise Refused(f"the sum has weight {float(sums['weight']):g}")
 
     def told(self, client: int, why: str, round_number: int) -> None:
         """A client that is not in the sum."""
