@@ -5,6 +5,7 @@ tests/federation has the same with real processes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
@@ -14,7 +15,9 @@ import torch
 
 pytest.importorskip("flwr")
 
+import httpx
 from flwr.app import Array, ArrayRecord
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
 from loopback import FIRST, Loopback
 from test_same_numbers import config, federation, small
 
@@ -193,6 +196,69 @@ def test_a_client_that_raises_or_says_nothing_is_left_out(tmp_path):
     details = [e["detail"] for e in events(tmp_path / "out") if e["event"] == "answer refused"]
     assert details == ["error 2: out of memory", "no answer within 0.3 s"]
     assert run.result["per_client"]["global_accuracy"][:2] == [None, None]
+
+
+def undecodable(kind: str):
+    """What Flower raises, or gives, where a node uploads bytes that are not what their head says."""
+    if kind == "another object":
+        return inflated("ArrayChunk", b"no message at all")
+    if kind == "deep":
+        raise RecursionError("maximum recursion depth exceeded")
+    return inflated(*{"record": ("ConfigRecord", b"\xff\xff\xffgarbage"), "arrays": ("ArrayRecord", b'{"m": "nowhere"}'),
+                      "json": ("RecordDict", b"{"), "array": ("Array", b"[]")}[kind])  # fmt: skip
+
+
+def inflated(kind: str, body: bytes):
+    content = f"{kind}  {len(body)}".encode() + b"\x00" + body
+    validate_object_content(content)  # so the SuperLink would keep it
+    name = hashlib.sha256(content).hexdigest()
+    found = inflate_object_from_contents(name, {name: content})
+    found.metadata.__dict__["_message_id"] = name  # as Flower's grid goes on
+    return found
+
+
+@pytest.mark.parametrize("kind", ["record", "arrays", "json", "array", "another object", "deep"])
+def test_an_answer_that_cannot_be_decoded_is_one_nodes_alone(tmp_path, kind):
+    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out")
+    pull = grid.pull_messages
+
+    def pulled(numbers):
+        found = pull(numbers)
+        if any(m.metadata.src_node_id == FIRST + 2 and m.metadata.message_type == "train" for m in found):
+            undecodable(kind)
+        return found
+
+    grid.pull_messages = pulled
+    assert serve(grid, chosen).records[0]["answered"] == [0, 1, 3]
+    (event,) = events(tmp_path / "out")
+    assert event["event"] == "answer refused" and event["client"] == 2 and "cannot be read" in event["detail"]
+
+
+def test_trouble_on_the_way_to_the_superlink_is_not_a_nodes(tmp_path):
+    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out")
+
+    def pulled(numbers):
+        raise httpx.ConnectError("connection refused")
+
+    grid.pull_messages = pulled
+    with pytest.raises(httpx.ConnectError):
+        serve(grid, chosen)
+
+
+def test_an_answer_without_records_is_refused(tmp_path):
+    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out")
+    pull = grid.pull_messages
+
+    def pulled(numbers):
+        found = pull(numbers)
+        for reply in found:
+            if reply.metadata.src_node_id == FIRST + 2 and reply.metadata.message_type == "train":
+                reply.__dict__["_content"] = reply.content["found"]
+        return found
+
+    grid.pull_messages = pulled
+    assert serve(grid, chosen).records[0]["answered"] == [0, 1, 3]
+    assert events(tmp_path / "out")[0]["detail"] == "its answer cannot be read (it holds ArrayRecord)"
 
 
 def test_too_few_answers_fail_the_round_and_it_is_tried_again(tmp_path):

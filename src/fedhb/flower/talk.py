@@ -1,7 +1,9 @@
 """Asking nodes and taking their answers one at a time, as they come. Nothing that was read is kept here.
 
 Flower's pull waits, for minutes, for an answer that was announced and whose arrays do not come: a node that dies in the upload,
-or means harm, would hold up the round. So every pull has a thread of its own, and one that stalls is left behind.
+or means harm, would hold up the round. So every pull has a thread of its own, and one that stalls is left behind. And it raises
+where an answer's bytes make no message: the SuperLink looks at the head of what nodes upload, not at its body, and forgets an
+answer when it hands it out. As a pull is of one answer, the others are not lost with it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 STALL = 5.0
 """Seconds after which a pull that has not ended is left alone, and looked at again in passing."""
+
+UNREADABLE = (DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What Flower raises while it makes a message of a node's bytes. Whatever the way to the SuperLink raises (httpx's errors, the
+operating system's) is none of these, and is the run's own trouble."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Pull(threading.Thread):
         self.grid, self.number = grid, number
         self.replies: list[Any] = []
         self.error: BaseException | None = None
+        self.unreadable = ""
         self.patience = STALL
         self.start()
 
@@ -43,6 +51,8 @@ class Pull(threading.Thread):
         """In the thread."""
         try:
             self.replies = list(self.grid.pull_messages([self.number]))
+        except UNREADABLE as error:
+            self.unreadable = f"its answer cannot be read ({type(error).__name__}: {str(error)[:200]})"
         except BaseException as error:  # raised again where it is waited for
             self.error = error
 
@@ -77,6 +87,8 @@ def ask(
             pull = stalled.pop(number, None) or Pull(grid, number)
             if not pull.ended():
                 stalled[number] = pull
+            elif pull.unreadable:
+                yield Reply(waiting.pop(number), None, pull.unreadable)
             elif pull.replies:
                 node = waiting.pop(number)
                 yield _read(node, pull.replies[0])
@@ -96,4 +108,6 @@ def _read(node: int, message: Any) -> Reply:
         return Reply(node, None, f"error {message.error.code}: {str(message.error.reason)[:500]}")
     if message.metadata.src_node_id != node:
         return Reply(node, None, f"the answer comes from node {message.metadata.src_node_id}")
+    if not isinstance(message.content, RecordDict):
+        return Reply(node, None, f"its answer cannot be read (it holds {type(message.content).__name__})")
     return Reply(node, message.content)
