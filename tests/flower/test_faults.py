@@ -24,6 +24,7 @@ from test_same_numbers import config, federation, small
 from fedhb.algorithms import build
 from fedhb.algorithms.base import Plan
 from fedhb.engine.executor import InProcess
+from fedhb.engine.folder import sealed, unsealed
 from fedhb.engine.store import ClientStore
 from fedhb.errors import DivergedError, InputError
 from fedhb.experiment import make_clients, train
@@ -361,6 +362,50 @@ def test_a_server_killed_at_any_call_resumes_to_the_same_bits(tmp_path, algorith
         assert run.result["personalised"] == clean.result["personalised"], moment
         shutil.rmtree(out)
     raise AssertionError("the run never ended")
+
+
+def stopped_in_round(grid, chosen, number):
+    """A federation whose server is killed when it asks for this round."""
+    push = grid.push_messages
+
+    def pushed(messages):
+        order = messages[0].content.get("order")
+        if order is not None and order["round"] == number:
+            raise Killed
+        return push(messages)
+
+    grid.push_messages = pushed
+    with pytest.raises(Killed):
+        serve(grid, chosen)
+    grid.push_messages = push
+
+
+def test_memories_outlive_the_records_of_the_rounds(tmp_path):
+    """rounds.jsonl may be deleted, as the error of a damaged one says: clients go on with what they remember."""
+    settings = small("fedpop", rounds=3, fraction=1.0, max_examples=10)
+    clean = serve(*federation(settings, tmp_path / "clean"))
+    grid, chosen = federation(settings, tmp_path / "out")
+    stopped_in_round(grid, chosen, 3)
+    (tmp_path / "out" / "rounds.jsonl").unlink()
+    with pytest.warns(UserWarning, match="the records of rounds 1 to 2 are lost"):
+        run = serve(grid, chosen | {"resume": True})
+    assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items())
+    assert run.result["personalised"] == clean.result["personalised"]
+    asked = [m.content["order"] for m in grid.sent if m.metadata.message_type == "train"]
+    assert [order["counted"] for order in asked if order["round"] == 3] == [2] * 4
+
+
+def test_a_checkpoint_that_does_not_say_whose_memories_count_is_resumed_by_its_records(tmp_path):
+    settings = small("fedpop", rounds=3, fraction=1.0, max_examples=10)
+    clean = serve(*federation(settings, tmp_path / "clean"))
+    grid, chosen = federation(settings, tmp_path / "out")
+    stopped_in_round(grid, chosen, 3)
+    for path in (tmp_path / "out" / "checkpoint").glob("round-*.json"):
+        manifest = unsealed(path)
+        assert manifest.pop("counted").keys() == {"0", "1", "2", "3"}
+        path.write_bytes(sealed(manifest))
+    run = serve(grid, chosen | {"resume": True})
+    assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items())
 
 
 def test_what_a_client_remembers_counts_only_where_its_answer_did(tmp_path):

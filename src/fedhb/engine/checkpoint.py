@@ -63,6 +63,7 @@ def save(folder: Path, state: State, constants: dict[str, Tensor], fingerprint: 
         "up_bytes": state.traffic.up,
         "seconds": state.seconds,
         "lengths": list(state.lengths),
+        "counted": {str(client): done for client, done in state.counted.items()},
         "constants": constants_name,
         "server": f"{name}.safetensors",
         "memory": {str(client): file for client, (file, _) in state.store.files.items()},
@@ -135,6 +136,8 @@ def _makes_sense(manifest: dict[str, Any]) -> bool:
         and isinstance(manifest.get("fingerprint"), str)
         and isinstance(lengths := manifest.get("lengths", []), list)
         and all(isinstance(length, float) and 0 <= length < float("inf") for length in lengths)
+        and isinstance(counted := manifest.get("counted", {}), dict)
+        and all(re.fullmatch(r"\d{1,18}", i) and type(done) is int and 0 < done < 2**63 for i, done in counted.items())
         and isinstance(manifest.get("records", ""), str)
     )
 
@@ -152,6 +155,7 @@ def _read(folder: Path, manifest: dict[str, Any]) -> tuple[State, dict[str, Tens
         client_rounds=manifest["client_rounds"],
         seconds=manifest["seconds"],
         lengths=tuple(manifest.get("lengths", ())),
+        counted={int(client): done for client, done in manifest.get("counted", {}).items()},
     )
     return state, arrays[manifest["constants"]]
 

@@ -57,7 +57,8 @@ class Callback(Protocol):
 class State:
     """Where a run stands: the rounds done, the server's arrays, the clients' memories, bytes and seconds so far.
 
-    `lengths` are the answers' median lengths in the last rounds, where they are filtered (defence.py).
+    `lengths` are the answers' median lengths in the last rounds, where they are filtered (defence.py). `counted` is the round of
+    each client's last answer that counted, where clients keep their own memories and must be told which of them holds (Flower).
     """
 
     server: Arrays
@@ -67,6 +68,7 @@ class State:
     client_rounds: int = 0
     seconds: float = 0.0
     lengths: tuple[float, ...] = ()
+    counted: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Federated:
         roster: Roster,
         rules: Rules,
         journal: Journal,
-        records: Sequence[dict[str, Any]],
+        counted: Mapping[int, int],
     ):
         self.algorithm = algorithm
         self.task, self.grid, self.roster, self.rules, self.journal = task, grid, roster, rules, journal
@@ -54,7 +54,7 @@ class Federated:
         least = min(len(v) for v in (network.theta, network.head, network.buffers) if len(v))
         self.lengths = Lengths(self.sample, rules.max_growth, least)
         self.common = {"census": task.census.to_json(), "network": task.network_digest()}
-        self.counted = {client: r["round"] for r in records for client in r.get("answered", ())}
+        self.counted = dict(counted)
         self.answered: list[int] = []
         self.attempts = 0
         self.seconds: dict[str, float] = {}
@@ -206,9 +206,10 @@ class Federated:
         return list(likelihood.metrics(likelihood.predictive(outputs), clients.train.y))
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
-        """Who answered is kept with the round: their memories count, and a resumed run knows."""
+        """Who answered is kept with the round, and with the state: their memories count, and a resumed run knows."""
         record["answered"], record["attempts"], record["node_seconds"] = sorted(self.answered), self.attempts, self.seconds
         self.counted |= dict.fromkeys(self.answered, record["round"])
+        state.counted = dict(self.counted)
 
     def close(self) -> None:
         """Nothing to release."""

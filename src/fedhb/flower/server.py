@@ -5,7 +5,7 @@ Run config: `settings` (the text of a settings file), `out` (a folder of the ser
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
     def engine(state: State) -> Federated:
         journal.stand("training", f"{state.done} of {job.training.rounds} rounds are done")
         kind = Summed if settings.secure_sum else Federated
-        made.append(kind(task, job.trained, grid, roster, rules, journal, folder.rounds()))
+        counted = state.counted or counted_in(folder.rounds())  # checkpoints of earlier versions do not say
+        made.append(kind(task, job.trained, grid, roster, rules, journal, counted))
         return made[0]
 
     def files(result: Run) -> dict[str, bytes]:
@@ -123,6 +124,11 @@ def take_census(roster: Roster, folder: RunFolder, journal: Journal, resume: boo
         journal.stand("waiting", "for the nodes of the run that is resumed")
         return Census.read(kept["census"])
     return roster.gather(lambda text: journal.stand("waiting", text))
+
+
+def counted_in(records: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """The round of each client's last answer that counted, by the rounds' records."""
+    return {client: record["round"] for record in records for client in record.get("answered", ())}
 
 
 def server_inputs(settings: Settings) -> Any:
