@@ -18,7 +18,7 @@ class Dealer:
     least = 2
 
     def __init__(self, bits: int = 64):
-        self.bits, self.seen = bits, []
+        self.bits, self.seen, self.unmasked = bits, [], []
 
     def pad(self, node: int, group: str, length: int) -> np.ndarray:
         return np.random.default_rng([node, int(group)]).integers(0, 2**64, length, dtype=np.uint64)
@@ -28,7 +28,7 @@ class Dealer:
         masked = vector + self.pad(message.metadata.dst_node_id, message.metadata.group_id, len(vector))
         return Message(RecordDict({"masked": ArrayRecord({"vector": Array(masked)})}), reply_to=message)
 
-    def sum(self, grid, contents, group, deadline, poll):
+    def sum(self, grid, contents, group, least, deadline, poll):
         total, stayed = None, []
         for reply in ask(grid, contents.items(), KIND, group, deadline, poll):
             if reply.content is not None:
@@ -37,8 +37,9 @@ class Dealer:
                 part = masked - self.pad(reply.node, group, len(masked))
                 total = part if total is None else total + part
                 stayed.append(reply.node)
-        if total is None or len(stayed) < self.least:
+        if total is None or len(stayed) < max(least, self.least):
             return np.zeros(0, np.uint64), []
+        self.unmasked.append((int(group), sorted(stayed)))
         return total & np.uint64(2**self.bits - 1), stayed
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
+from loopback import FIRST
 from test_same_numbers import close, federation, small
 
 from fedhb.errors import DivergedError, InputError
@@ -22,6 +23,7 @@ from fedhb.experiment import train
 from fedhb.fixedpoint import RANGE, Encoding
 from fedhb.flower import client
 from fedhb.flower.server import serve
+from fedhb.flower.summed import Summed
 
 NUMBERS = st.floats(-(2.0**RANGE), 2.0**RANGE, allow_nan=False)
 
@@ -113,6 +115,72 @@ def test_too_few_for_the_protocol_fail_the_round(tmp_path):
 
     grid.fault = fault
     assert serve(grid, chosen).records[0]["attempts"] == 2
+
+
+def dropping(*attempts):
+    """A fault: in the first attempts of round 1 these clients drop out."""
+
+    def fault(client, message, reply):
+        order = message.content.get("order", {})
+        number = order.get("attempt", 0) if order.get("round") == 1 else 0
+        return [] if 0 < number <= len(attempts) and client in attempts[number - 1] else [reply]
+
+    return fault
+
+
+def sums_of(settings, out, fault=None, **rules):
+    """A federation with this fault: its server's run, or why it ended; the clients of every sum unmasked in round 1; itself."""
+    standin.wide.unmasked.clear()
+    grid, chosen = federation(settings, out, deadline=0.3, **rules)
+    grid.fault = fault
+    try:
+        run = serve(grid, chosen)
+    except DivergedError as error:
+        run = error
+    return run, [[node - FIRST for node in nodes] for number, nodes in standin.wide.unmasked if number == 1], (grid, chosen)
+
+
+def test_no_sum_is_unmasked_that_is_too_small_for_the_round(tmp_path):
+    """Two sums that differ by a client tell what it contributed; the second attempt must be the only one."""
+    settings = small("niw", rounds=1, fraction=1.0, secure_sum="standin:wide")
+    run, sums, _ = sums_of(settings, tmp_path / "out", dropping((1, 2), (3,)), **{"min-answers": 0.75})
+    assert run.records[0]["attempts"] == 2 and sums == [[0, 1, 2]]
+
+
+def test_a_round_is_summed_over_the_same_clients_again_or_not_at_all(tmp_path, monkeypatch):
+    """Also after a sum that was refused, and in a resumed run."""
+    settings = small("fedavg", rounds=1, fraction=1.0, secure_sum="standin:wide")
+    with monkeypatch.context() as patch:
+        lying(patch, lambda found: {"examples": -found["examples"]})
+        run, sums, (grid, chosen) = sums_of(settings, tmp_path / "out", dropping((3,), (1,), ()), retries=2)
+    assert isinstance(run, DivergedError) and sums == [[0, 1, 2]] * 2  # the second attempt lacks client 1, and is not unmasked
+    told = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    (withheld,) = [e["detail"] for e in told if e["event"] == "sum withheld"]
+    assert "over clients [0, 1, 2] before" in withheld
+    standin.wide.unmasked.clear()
+    grid.fault = None
+    assert serve(grid, chosen | {"resume": True}).records[0]["answered"] == [0, 1, 2]
+    assert standin.wide.unmasked == [(1, [FIRST, FIRST + 1, FIRST + 2])]
+
+
+def test_a_server_killed_after_a_sum_asks_for_the_same_one(tmp_path, monkeypatch):
+    settings = small("niw", rounds=2, fraction=1.0, secure_sum="standin:wide")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(self, *parts):
+        raise Killed
+
+    grid, chosen = federation(settings, tmp_path / "out", deadline=0.3)
+    grid.fault = dropping((3,))
+    with monkeypatch.context() as patch:
+        patch.setattr(Summed, "check_examples", killed)
+        with pytest.raises(Killed):
+            serve(grid, chosen)
+    grid.fault = None
+    run = serve(grid, chosen | {"resume": True})
+    assert [r["answered"] for r in run.records] == [[0, 1, 2], [0, 1, 2, 3]]
 
 
 def lying(monkeypatch, change):

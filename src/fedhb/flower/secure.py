@@ -7,7 +7,7 @@ setting `secure_sum = "pkg.mod:protocol"` and is imported by server and nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -44,11 +44,14 @@ class SecureSum(Protocol):
         ...
 
     def sum(
-        self, grid: Grid, contents: dict[int, RecordDict], group: str, deadline: float, poll: float
-    ) -> tuple[np.ndarray, Sequence[int]]:
+        self, grid: Grid, contents: dict[int, RecordDict], group: str, least: int, deadline: float, poll: float
+    ) -> tuple[np.ndarray, list[int]]:
         """All stages with these nodes: the sum over those that stayed to the end, and which they are.
 
-        Nodes that drop out in any stage are left out of the sum. With fewer than `least` of them there is none: ([], []).
+        Nodes that drop out in any stage are left out of the sum. With fewer than `least` left (never under its own) nothing
+        is unmasked: ([], []). `group` is the round, in all its attempts. The server sees to it that no two sums of a round over
+        different clients are unmasked, for their difference is those clients' own; a protocol whose nodes do not take its word
+        for that lets a node help to unmask one sum of a group.
         """
         ...
 

@@ -1,4 +1,9 @@
-"""The executor where a protocol for secure sums stands between clients and server: it gets the cohort's sum and who is in it."""
+"""The executor where a protocol for secure sums stands between clients and server: it gets the cohort's sum and who is in it.
+
+Two sums of a round over different clients would tell what those clients contributed that are in one of them. So nothing is
+unmasked that would be too little for the round, and once a sum was, whatever became of it, the round is summed over the very same
+clients again or not at all. OUT/summed.json has who they were, for the server may be killed before the round counts.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,23 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from flwr.app import RecordDict
 
 from fedhb.algorithms import Arrays, Plan
 from fedhb.algorithms.sums import num_bytes
+from fedhb.engine.checkpoint import KEPT
 from fedhb.engine.executor import Traffic
+from fedhb.engine.folder import RunFolder, sealed, write_atomically
 from fedhb.engine.schedule import cohort_size
 from fedhb.flower.executor import Federated
 from fedhb.flower.records import to_config, to_record
 from fedhb.flower.secure import encoding, protocol
 from fedhb.seeding import Randomness
 from fedhb.updates import Refused, check_finite
+
+SUMMED = "summed.json"
+"""The clients of the sums that were unmasked in the last rounds."""
 
 
 class Summed(Federated):
@@ -27,6 +38,11 @@ class Summed(Federated):
         self.protocol = protocol(self.task.settings.secure_sum)
         clients = cohort_size(len(self.task.census.clients), self.task.settings.fraction)
         self.code = encoding(self.task, self.algorithm, clients, self.protocol.bits)
+        self.summed: dict[int, list[int]] = {}
+        folder = self.journal.folder
+        if folder is not None and (folder / SUMMED).exists():
+            kept = RunFolder(folder).read_json(SUMMED, required=True)
+            self.summed = {int(r): list(who) for r, who in kept["rounds"].items()}
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -36,6 +52,10 @@ class Summed(Federated):
     def attempt(self, server: Arrays, cohort: Sequence[int], plan: Plan, rng: Randomness) -> tuple[Arrays | None, Traffic]:
         """One try of a round: all stages of the protocol."""
         self.answered, self.seconds = [], {}
+        least = max(1, self.protocol.least, self.rules.needed(len(cohort)))
+        before = self.summed.get(rng.round)
+        if before is not None:
+            cohort, least = before, len(before)
         online, members, contents = self.roster.online(), self.roster.members, {}
         order = {"plan": dataclasses.asdict(plan), "round": rng.round, "attempt": self.attempts, "cohort": self.code.clients}
         down = 0
@@ -48,12 +68,23 @@ class Summed(Federated):
             else:
                 self.told(client, "its node is not connected", rng.round)
         client_of = {members[c].node: c for c in cohort if c in members}
-        total, stayed = self.protocol.sum(self.grid, contents, str(rng.round), self.rules.deadline, self.rules.poll)
-        for node in contents:
-            if node not in stayed:
-                self.told(client_of[node], "it dropped out of the sum", rng.round)
-        if len(stayed) < max(1, self.protocol.least):
+        total, stayed = np.zeros(0, np.uint64), list[int]()
+        if len(contents) >= least:
+            group, deadline, poll = str(rng.round), self.rules.deadline, self.rules.poll
+            total, stayed = self.protocol.sum(self.grid, contents, group, least, deadline, poll)
+            for node in contents:
+                if node not in stayed:
+                    self.told(client_of[node], "it dropped out of the sum", rng.round)
+        if len(stayed) < least:
+            if before is not None:
+                self.journal.note(
+                    "sum withheld",
+                    f"this round was summed over clients {before} before, and over others it would tell what single clients "
+                    "contributed: start their nodes, or train again in another folder",
+                    round_number=rng.round,
+                )
             return None, Traffic()
+        self.keep(rng.round, [client_of[node] for node in stayed])
         try:
             sums = self.code.decode(total)
             check_finite(sums)
@@ -66,6 +97,12 @@ class Summed(Federated):
         self.answered = [client_of[node] for node in stayed]
         up = len(stayed) * (self.code.length * 8)
         return sums, Traffic(down, up)
+
+    def keep(self, round_number: int, clients: Sequence[int]) -> None:
+        """A sum over these clients was unmasked. A resumed run may go back as far as its checkpoints do."""
+        self.summed = {r: who for r, who in self.summed.items() if r > round_number - KEPT} | {round_number: sorted(clients)}
+        if self.journal.folder is not None:
+            write_atomically(self.journal.folder / SUMMED, sealed({"rounds": {str(r): who for r, who in self.summed.items()}}))
 
     def check_examples(self, sums: Arrays, clients: Sequence[int]) -> None:
         """Refuse a sum of other weights than these clients have together (none where it is private: they count alike)."""
