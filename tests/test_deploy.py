@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import signal
@@ -154,6 +155,111 @@ def test_a_finished_run_says_so_if_it_is_the_one_that_is_asked_for(folder, monke
     (out.path / "result.json").write_text('{"global": nul')
     with pytest.raises(InputError, match="it starts"):
         deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7)
+
+
+@pytest.fixture
+def signals():
+    """What this process does with signals, as it was."""
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+class Pretended:
+    """A federation without processes, whose server says that it is in this state."""
+
+    port, processes = 0, Processes
+
+    def __init__(self, folder, state, detail=""):
+        self.out, self.state, self.detail = folder / "run", state, detail
+
+    def start_link(self):
+        pass
+
+    def register(self, key):
+        pass
+
+    def start_node(self, name, key, config):
+        pass
+
+    def refusal(self):
+        return "Flower's exit code 305"
+
+    def submit(self, settings, rules):
+        if isinstance(self.state, type):
+            raise self.state
+        Journal(self.out).stand(self.state, self.detail)
+        RunFolder(self.out).write_result(json.dumps({"global": None, "personalised": None, "holdout": None}).encode())
+
+
+def pretend(monkeypatch, folder, state, detail=""):
+    (folder / "run").mkdir(exist_ok=True)
+    Pretended.processes = Processes(folder / "logs")
+    monkeypatch.setattr("fedhb.deploy.up.local", lambda *_: contextlib.nullcontext(Pretended(folder, state, detail)))
+
+
+def test_the_settings_are_kept_where_the_run_does_not_take_others(folder, monkeypatch, signals):
+    before = (folder / "settings.toml").read_text()
+    assert "rounds = 4" in before
+    pretend(monkeypatch, folder, "failed", "another configuration")
+    with pytest.raises(Stopped, match="another configuration"):
+        deploy("up", folder, "--nodes", 2, "--resume", "--rounds", 50)
+    assert (folder / "settings.toml").read_text() == before
+    (folder / "run" / "result.json").unlink()
+    pretend(monkeypatch, folder, "done")
+    deploy("up", folder, "--nodes", 2, "--resume", "--personal-epochs", 7)
+    assert (folder / "settings.toml").read_text() == before.replace("personal_epochs = 15", "personal_epochs = 7") != before
+
+
+def test_the_hint_after_a_stop_leads_to_the_same_run(folder, tmp_path, monkeypatch, signals):
+    pretend(monkeypatch, folder, KeyboardInterrupt)
+    words = ["deploy", "up", str(folder), "--nodes", "2"]
+    result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "a b"), "--retries", "1"])
+    assert f"fedhb deploy up {folder} --nodes 2 --out '{tmp_path / 'a b'}' --retries 1 --resume" in result.output
+    result = CliRunner().invoke(app, words)
+    assert f"fedhb deploy up {folder} --nodes 2 --resume" in result.output
+
+
+def test_up_ends_in_order_when_its_terminal_is_closed(folder, monkeypatch, signals):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    pretend(monkeypatch, folder, KeyboardInterrupt)
+    CliRunner().invoke(app, ["deploy", "up", str(folder), "--nodes", "2"])
+    assert signal.getsignal(signal.SIGHUP) == signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+
+
+STARTS = """
+import os, signal, sys, time
+from pathlib import Path
+from fedhb.deploy.processes import Processes, end_in_order
+processes = Processes(Path(sys.argv[1]))
+if sys.argv[2] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+end_in_order()
+class Again(Processes):
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGHUP)
+        super().stop()
+processes.__class__ = Again
+try:
+    processes.start("x", [Path(sys.executable).name, "-c", "import time; time.sleep(60)"], Path(sys.argv[1]))
+    os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+    time.sleep(0.2)
+    print("went on", flush=True)
+finally:
+    processes.stop()
+    print(processes.mark)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "kind", "code"), [("", "SIGHUP", 129), ("", "SIGTERM", 143), ("ignored", "SIGHUP", 0), ("ignored", "SIGTERM", 143)]
+)
+def test_signals_stop_what_was_started_and_do_not_break_the_stopping_off(tmp_path, before, kind, code):
+    done = subprocess.run([sys.executable, "-c", STARTS, str(tmp_path), before, kind], capture_output=True, text=True, timeout=60)
+    said = done.stdout.split("\n")
+    assert done.returncode == code and said[-2] and marked(said[-2]) == [], done.stderr
+    assert ("went on" in said) == (code == 0)
 
 
 def test_why_a_node_was_refused_is_told(tmp_path):

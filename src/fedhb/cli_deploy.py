@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import sys
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fedhb.errors import InputError
 from fedhb.settings import Settings, own_tables, read_toml
@@ -101,6 +101,7 @@ def register(
         need_flower()
         from fedhb.conduct import claim
         from fedhb.deploy import certificates, files
+        from fedhb.deploy.processes import end_in_order
         from fedhb.deploy.up import up as run_up
         from fedhb.flower.task import Rules
         from fedhb.progress import RoundProgress
@@ -120,7 +121,8 @@ def register(
         for k in range(nodes):
             if not (folder / "keys" / f"node-{k}").exists():
                 certificates.make_node_key(folder / "keys" / f"node-{k}")
-        (folder / "settings.toml").write_text(chosen.to_toml({}), encoding="utf-8")
+        if not resume:  # a run that goes on may refuse them: they are written once it has not
+            files.write_settings(folder, chosen)
         shared = {"shared": str(Path(chosen.data).absolute())} if chosen.data else {}
         keep = {"keep": str((folder / "memory").absolute())}
         configs = [{"partition-id": k, **shared, "keep": f"{keep['keep']}/node-{k}"} for k in range(nodes)]
@@ -134,11 +136,13 @@ def register(
             bar.show(record["round"], record)
 
         values = {"nodes": nodes, "out": str(target), "resume": resume, **rules}
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that whoever ends this process ends what it started
+        end_in_order()
         try:
             result = run_up(folder, chosen, values, configs, lambda text: errors.print(text), on_round)
         except KeyboardInterrupt:
-            errors.print(f"\nstopped; go on with [bold]fedhb deploy up {folder} --nodes {nodes} --resume[/bold]")
+            words = ["fedhb", "deploy", "up", folder, "--nodes", nodes, *(["--out", out] if out else []), *as_flags(rules)]
+            again = escape(shlex.join(map(str, [*words, "--resume"])))
+            errors.print(f"\nstopped; go on with [bold]{again}[/bold]", soft_wrap=True)
             raise
         finally:
             bar.on_end()
@@ -194,6 +198,11 @@ NO_EFFECT = {"checkpoint_every": "every round is kept", "workers": "each node is
 def given(**values: Any) -> dict[str, Any]:
     """Those that were given."""
     return {key: value for key, value in values.items() if value is not None}
+
+
+def as_flags(values: dict[str, Any]) -> list[str]:
+    """The same as words of a command line."""
+    return [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
 def pace(records: list[dict[str, Any]]) -> str:

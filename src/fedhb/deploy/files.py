@@ -44,7 +44,7 @@ def init(folder: Path, nodes: int, hosts: Sequence[str], port: int, settings: Se
     for k in range(nodes):
         certificates.make_node_key(folder / "keys" / f"node-{k}")
     write_connection(folder, f"{every[0]}:{port}")
-    write_atomically(folder / "settings.toml", settings.to_toml({}).encode())
+    write_settings(folder, settings)
     write_run_config(folder, settings, {"nodes": nodes, "out": str((folder / "run").absolute())})
 
 
@@ -90,6 +90,11 @@ def write_connection(folder: Path, address: str, home: Path | None = None) -> No
         f"root-certificates = {toml_value(str(authority))}\n"
     )
     write_atomically((home or folder / "flower") / "config.toml", text.encode())
+
+
+def write_settings(folder: Path, settings: Settings) -> None:
+    """settings.toml: what later commands take where no flag says otherwise."""
+    write_atomically(folder / "settings.toml", settings.to_toml({}).encode())
 
 
 def write_run_config(folder: Path, settings: Settings, values: Mapping[str, Any]) -> Path:

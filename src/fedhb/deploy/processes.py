@@ -34,6 +34,27 @@ SETTINGS = {
 """Nothing is sent home, and nobody waits a second for what takes none."""
 
 
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What ends a command: a request, and a terminal that is closed (which Windows does not tell)."""
+
+
+def end_in_order() -> None:
+    """Whoever ends this process, or closes its terminal, ends what it started: `SystemExit` is raised, once.
+
+    A terminal that is closed tells so twice, by the shell and by the kernel; the second must not break off the stopping. What
+    is ignored already, as under nohup, goes on being ignored.
+    """
+
+    def end(number: int, frame: object) -> None:
+        for kind in ENDING:
+            signal.signal(kind, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for kind in ENDING:
+        if signal.getsignal(kind) is not signal.SIG_IGN:
+            signal.signal(kind, end)
+
+
 class Processes:
     """Started processes by name, each with a log file."""
 

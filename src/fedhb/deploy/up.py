@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhb.deploy import certificates
-from fedhb.deploy.files import NAME, write_connection, write_run_config
+from fedhb.deploy.files import NAME, write_connection, write_run_config, write_settings
 from fedhb.deploy.processes import Processes, free_port, listens
 from fedhb.engine.folder import RunFolder
 from fedhb.errors import InputError, Stopped
@@ -20,6 +20,9 @@ from fedhb.settings import Settings
 
 STARTING = 120.0
 """Seconds that a process has to start."""
+
+ACCEPTED = ("training", "evaluating", "done")
+"""States of a run that has begun, or goes on, under its settings."""
 
 REFUSED = 305
 """What Flower's nodes say when the SuperLink does not let them in."""
@@ -126,7 +129,7 @@ def up(
     tell: Tell,
     on_round: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Start a federation, run it, stop it: its result.
+    """Start a federation, run it, stop it: its result. The folder's settings.toml is the run's once that has accepted them.
 
     Args:
         folder: of `init`, with a key for every node.
@@ -152,12 +155,19 @@ def up(
         tell(f"{len(keys)} nodes started, their keys registered")
         federation.submit(settings, rules)
         tell(f"a node with an unregistered key was refused ({federation.refusal()})")
-        watch(federation, out, tell, on_round, known)
+        watch(federation, out, tell, on_round, known, lambda: write_settings(folder, settings))
         return out.read_json("result.json")
 
 
-def watch(federation: Local, out: RunFolder, tell: Tell, on_round: Callable[[dict[str, Any]], None], refused: int = 0) -> None:
-    """Follow a run to its end. So many nodes were refused before it."""
+def watch(
+    federation: Local,
+    out: RunFolder,
+    tell: Tell,
+    on_round: Callable[[dict[str, Any]], None],
+    refused: int = 0,
+    accepted: Callable[[], None] = lambda: None,
+) -> None:
+    """Follow a run to its end. So many nodes were refused before it; `accepted` is told when the server takes its settings."""
     shown, said, begun = 0, "", time.monotonic()
     while True:
         status = read_status(out)
@@ -173,6 +183,8 @@ def watch(federation: Local, out: RunFolder, tell: Tell, on_round: Callable[[dic
         if text and text != said:
             said = text
             tell(text)
+            if status and status["state"] in ACCEPTED:
+                accepted()
         if status and status["state"] == "done":
             return
         if status and status["state"] == "failed":
