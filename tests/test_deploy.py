@@ -59,6 +59,16 @@ def test_the_certificate_is_signed_and_names_the_server(folder):
     assert key.public_key() == server.public_key()
 
 
+def test_a_servers_name_may_be_long(tmp_path):
+    """A certificate's common name has at most 64 characters, and nodes do not look at it."""
+    host = "internal-federation-server-0123456789abcdef.elb.eu-central-1.amazonaws.com"
+    deploy("init", tmp_path / "fed", "--nodes", 1, "--host", host)
+    server = x509.load_pem_x509_certificate((tmp_path / "fed" / "certificates" / "server.pem").read_bytes())
+    assert host in server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+    connection = tomllib.loads((tmp_path / "fed" / "flower" / "config.toml").read_text())["superlink"]["fedhb"]
+    assert connection["address"] == f"{host}:8000"
+
+
 def test_keys_are_different_and_their_owners_alone(folder):
     secrets = [
         folder / "certificates" / "ca.key",
@@ -98,6 +108,8 @@ def test_the_run_config_gives_the_settings_back(folder, tmp_path):
         (["--nodes", "3", "--num-clients", "9"], "num_clients=9 on 3 nodes"),
         (["--port", "99999"], "port=99999"),
         (["--host", "münchen"], "plain ASCII"),
+        (["--host", ""], "host '' is empty"),
+        (["--host", "server.example.org", "--host", " "], "host ' ' is empty"),
         (["--algorithm", "nwi"], "did you mean 'niw'"),
         (["--algorithm", "centralised"], "pools its clients' data"),
         (["--set", "niw.foo=3"], "niw has no setting 'foo'"),

@@ -18,6 +18,9 @@ from fedhb.errors import InputError
 CA_YEARS, SERVER_DAYS = 10, 397
 """How long certificates hold: the server's no longer than what clients commonly accept."""
 
+SERVER_NAME = "fedhb federation server"
+"""Nodes compare the alternative names alone; a common name has at most 64 characters, which a host's may exceed."""
+
 
 def make_authority(folder: Path) -> None:
     """ca.crt and ca.key: whoever has the key can speak as the server, so it stays with the server's owner."""
@@ -44,7 +47,7 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
     certificate = (
         _builder(name, authority.subject, key.public_key(), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -88,6 +91,10 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
 
 def alternative(host: str) -> x509.GeneralName:
     """A name or an address, for a certificate."""
+    if not host.strip():
+        raise InputError(
+            f"host {host!r} is empty: give a name or an address of the server (--host), or leave it out for 127.0.0.1"
+        )
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
