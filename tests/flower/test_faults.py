@@ -408,6 +408,13 @@ def test_a_checkpoint_that_does_not_say_whose_memories_count_is_resumed_by_its_r
     assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items())
 
 
+def test_a_private_runs_checkpoint_does_not_say_who_took_part(tmp_path):
+    """It is what a model is loaded from, and given away with."""
+    serve(*federation(small("fedavg", rounds=2, dp_noise=0.2, dp_clip=0.5), tmp_path / "out"))
+    manifests = [unsealed(path) for path in (tmp_path / "out" / "checkpoint").glob("round-*.json")]
+    assert manifests and not any(manifest["counted"] for manifest in manifests)
+
+
 def test_what_a_client_remembers_counts_only_where_its_answer_did(tmp_path):
     """A late or refused answer's memory is forgotten: the end is that of a run in which the round went well."""
     settings = small("local", rounds=3, fraction=1.0)

@@ -209,7 +209,8 @@ class Federated:
         """Who answered is kept with the round, and with the state: their memories count, and a resumed run knows."""
         record["answered"], record["attempts"], record["node_seconds"] = sorted(self.answered), self.attempts, self.seconds
         self.counted |= dict.fromkeys(self.answered, record["round"])
-        state.counted = dict(self.counted)
+        if not self.task.settings.dp_noise:  # a private run's model is given away, and who took part is secret
+            state.counted = dict(self.counted)
 
     def close(self) -> None:
         """Nothing to release."""
