@@ -13,9 +13,10 @@ from typing import Any
 from fedhb.engine.folder import EVALUATION, RunFolder
 from fedhb.errors import InputError
 from fedhb.figures import Style, styles
+from fedhb.stored import NAME as PROBLEM
 
 NOT_COMPARED = ("seed", "workers", "device", "checkpoint_every", "data")
-"""Settings by which two runs of one method may differ."""
+"""Settings by which two runs of one method may differ; of the data it is not the path that counts (`RunData.trained_on`)."""
 OF_THE_METHOD = ("algorithm", "lr", "momentum", "personal_lr", "personal_epochs")
 """Settings that belong to the method, not to the federation."""
 
@@ -30,6 +31,8 @@ class RunData:
     rounds: list[dict[str, Any]]
     result: dict[str, Any] | None
     evaluation: dict[str, Any] | None
+    problem: dict[str, Any] = field(default_factory=dict)
+    """What problem.json tells of the network and the federation; empty where there is none."""
 
     @property
     def algorithm(self) -> str:
@@ -41,6 +44,12 @@ class RunData:
         """The seed."""
         return int(self.settings.get("seed", 0))
 
+    @property
+    def dataset(self) -> str:
+        """The name of what it was trained on: of a file of one's own that of the file, whatever `dataset` is left at."""
+        own = self.settings.get("data")
+        return Path(str(own)).stem if own else str(self.settings.get("dataset") or "data")
+
     @cached_property
     def compared(self) -> dict[str, Any]:
         """The settings that make a method, the algorithm's own as ALGORITHM.NAME."""
@@ -50,8 +59,34 @@ class RunData:
                 if key in (self.algorithm, "model"):
                     found |= {f"{key}.{name}": one for name, one in value.items()}
             elif key not in NOT_COMPARED:
-                found[key] = value
+                found[key] = self.dataset if key == "dataset" else value
         return found
+
+    @cached_property
+    def trained_on(self) -> dict[str, Any]:
+        """Which data, network and likelihood, as far as the folder tells and no seed changes it: settings name them at most."""
+        result, problem = self.result or {}, self.problem
+        found: dict[str, Any] = {key: problem[key] for key in ("model", "head", "batch_norm", "input_shape") if key in problem}
+        if "likelihood" in problem:  # what targets are scaled by depends on who is held out, and so on the seed
+            own = problem["likelihood"]
+            found["likelihood"] = own["kind"], {k: v for k, v in own["settings"].items() if k not in ("centre", "scale")}
+        if result.get("data"):
+            found["data"] = sorted(result["data"].values())
+        elif result:  # arrays, which have no hash
+            found["data"] = problem.get("federation")
+        if result:
+            found["split"], found["title"] = result.get("split"), result.get("dataset")
+        if self.evaluation:
+            found["network"] = self.evaluation["network"]
+        if self.rounds and "model" in problem and problem["model"] is None:  # a module of one's own, known by its class alone
+            found["sent"] = self.rounds[0].get("down_bytes")
+        return found
+
+    def differs_in_seed_alone(self, other: RunData) -> bool:
+        """Whether both are runs of one method, and not the same one twice. What is known of one of them alone tells nothing."""
+        mine, theirs = self.trained_on, other.trained_on
+        same = all(mine[key] == theirs[key] for key in mine.keys() & theirs.keys())
+        return same and self.compared == other.compared and self.seed != other.seed
 
 
 @dataclass(frozen=True)
@@ -86,7 +121,8 @@ def read_run(path: Path) -> RunData:
     first = text.partition("\n")[0]
     result = folder.result() if (path / "result.json").exists() else None
     evaluation = folder.read_json(EVALUATION) if (path / EVALUATION).exists() else None
-    return RunData(path, settings, first.partition("Versions: ")[2], folder.rounds(), result, evaluation)
+    problem = folder.read_json(PROBLEM) if (path / PROBLEM).exists() else {}
+    return RunData(path, settings, first.partition("Versions: ")[2], folder.rounds(), result, evaluation, problem)
 
 
 def find(paths: Sequence[Path]) -> list[Path]:
@@ -114,28 +150,39 @@ def _compared(path: Path) -> list[str]:
 
 def read(paths: Sequence[Path], tell: Callable[[Path], None] = lambda path: None) -> list[Method]:
     """The methods of these runs, in the order in which they first appear."""
-    groups: dict[str, list[RunData]] = {}
+    groups: list[list[RunData]] = []
     for path in find(paths):
         tell(path)
         run = read_run(path)
-        groups.setdefault(json.dumps(run.compared, sort_keys=True), []).append(run)
-    names = name_all([runs[0] for runs in groups.values()])
-    style = styles(names, [runs[0].algorithm for runs in groups.values()])
-    return [
-        Method(name, sorted(runs, key=lambda run: run.seed), style[name])
-        for name, runs in zip(names, groups.values(), strict=True)
-    ]
+        fitting = [group for group in groups if all(run.differs_in_seed_alone(other) for other in group)]
+        beside = [group for group in fitting if group[0].path.parent == path.parent]  # of one comparison, rather than of two
+        if fitting:
+            (beside or fitting)[0].append(run)
+        else:
+            groups.append([run])
+    names = name_all([runs[0] for runs in groups])
+    style = styles(names, [runs[0].algorithm for runs in groups])
+    return [Method(name, sorted(runs, key=lambda run: run.seed), style[name]) for name, runs in zip(names, groups, strict=True)]
 
 
 def name_all(runs: Sequence[RunData]) -> list[str]:
-    """A name for each: its algorithm, and where several have the same one, the settings by which they differ."""
+    """A name for each: its algorithm; where several have the same one, the settings by which they differ, or else the folder."""
     names = []
     for run in runs:
         others = [other for other in runs if other.algorithm == run.algorithm]
         keys = [key for key in run.compared if any(other.compared.get(key) != run.compared[key] for other in others)]
         own = ", ".join(f"{key.removeprefix(run.algorithm + '.')}={run.compared[key]}" for key in keys)
         names.append(f"{run.algorithm} {own}".strip())
-    return [name if names.count(name) == 1 else f"{name} ({run.path.name})" for name, run in zip(names, runs, strict=True)]
+    return [
+        name if names.count(name) == 1 else f"{name} ({_place(run.path, [other.path for other in runs])})"
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def _place(path: Path, every: Sequence[Path]) -> str:
+    """A folder's name, with as many of those above it as tell it from the others."""
+    ends = (path.parts[-count:] for count in range(1, len(path.parts)))
+    return "/".join(next((end for end in ends if sum(one.parts[-len(end) :] == end for one in every) == 1), path.parts))
 
 
 def shared_settings(methods: Sequence[Method]) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""Which runs are one method: those that differ in their seed alone, in what they were trained on too."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import fedhb
+import finished
+from fedhb.experiment import train
+from fedhb.report import collect
+from fedhb.settings import Settings
+
+
+def table(path, seed):
+    """A file of four clients' own."""
+    rng = np.random.default_rng(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, x=rng.normal(size=(160, 3)).astype(np.float32), y=rng.integers(0, 2, 160), client=np.repeat([*"abcd"], 40))
+    return path
+
+
+def own(file, out, seed=0):
+    """A run on it."""
+    flags = {"algorithm": "fedavg", "data": str(file), "rounds": 1, "seed": seed}
+    train(Settings.resolve(finished.SMALL | {"model": {"name": "mlp", "hidden": 4}}, flags), out, progress=False)
+    return out
+
+
+def fitted(out, hidden, seed, examples=20, evaluate_on="test"):
+    """A run from Python, whose settings tell of arrays and a class alone."""
+    rng = np.random.default_rng(0)
+    shares = [(rng.normal(size=(examples, 3)).astype(np.float32), rng.integers(0, 2, examples)) for _ in range(3)]
+    model = torch.nn.Sequential(torch.nn.Linear(3, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 2))
+    clients = fedhb.Clients.from_arrays(shares, shares)
+    fedhb.fit(model, clients, fedhb.FedAvg(), rounds=1, seed=seed, out=out, progress=False, workers=1, evaluate_on=evaluate_on)
+    return out
+
+
+def names(*paths):
+    return [method.name for method in collect.read(paths)]
+
+
+def test_other_data_are_another_method(tmp_path):
+    a = own(table(tmp_path / "patients.npz", 0), tmp_path / "a", seed=0)
+    b = own(table(tmp_path / "other.npz", 1), tmp_path / "b", seed=1)
+    assert names(a, b) == ["fedavg dataset=patients", "fedavg dataset=other"]
+
+
+def test_data_are_told_by_their_content_not_by_their_path(tmp_path):
+    a = own(table(tmp_path / "one/patients.npz", 0), tmp_path / "a", seed=0)
+    b = own(table(tmp_path / "two/patients.npz", 0), tmp_path / "b", seed=1)
+    c = own(table(tmp_path / "three/patients.npz", 1), tmp_path / "c", seed=2)
+    assert [[run.path.name for run in method.runs] for method in collect.read([a, b, c])] == [["a", "b"], ["c"]]
+    assert names(a, b, c) == ["fedavg (a)", "fedavg (c)"]
+    (c / "result.json").unlink()
+    assert names(a, c) == ["fedavg"]  # not finished: nothing tells that it is other data
+
+
+@pytest.mark.parametrize("evaluate_on", ["test", None])
+def test_another_network_or_more_arrays_are_another_method(tmp_path, evaluate_on):
+    a = fitted(tmp_path / "a", 4, 0, evaluate_on=evaluate_on)
+    assert names(a, fitted(tmp_path / "b", 4, 1, evaluate_on=evaluate_on)) == ["fedavg"]
+    assert names(a, fitted(tmp_path / "c", 8, 1, evaluate_on=evaluate_on)) == ["fedavg (a)", "fedavg (c)"]
+    assert names(a, fitted(tmp_path / "d", 4, 1, 30, evaluate_on=evaluate_on)) == ["fedavg (a)", "fedavg (d)"]
+
+
+def test_a_seed_is_in_a_method_once(tmp_path):
+    for seed in (0, 1):
+        finished.one(tmp_path / f"x/fedavg-seed{seed}", "fedavg", rounds=1, seed=seed)
+    shutil.copytree(tmp_path / "x", tmp_path / "y")
+    methods = collect.read([tmp_path / "x", tmp_path / "y"])
+    assert [method.name for method in methods] == ["fedavg (x/fedavg-seed0)", "fedavg (y/fedavg-seed0)"]
+    assert [[run.path.parent.name for run in method.runs] for method in methods] == [["x", "x"], ["y", "y"]]
