@@ -152,13 +152,22 @@ def test_the_same_method_with_other_settings_has_a_name_of_its_own(tmp_path):
     assert methods[0].style.colour == methods[1].style.colour and methods[0].style.dash != methods[1].style.dash
 
 
-def test_names_from_data_cannot_break_the_page(tmp_path):
+@pytest.mark.parametrize("place", ["names", "sizes", "metrics", "main metric"])
+def test_names_from_data_cannot_break_the_page(tmp_path, place):
     path = finished.one(tmp_path / "r", "fedavg")
     evaluation = json.loads((path / "evaluation.json").read_text())
     result = json.loads((path / "result.json").read_text())
     bad = "</script><script>alert(1)</script>"
-    evaluation["clients"]["client"][0] = result["per_client"]["client"][0] = bad
-    result["dataset"] = bad
+    clients = evaluation["clients"]
+    if place == "names":
+        clients["client"][0] = result["per_client"]["client"][0] = result["dataset"] = bad
+    elif place == "sizes":
+        clients["sizes"] = [bad] * 8
+    elif place == "metrics":
+        result["global"][bad] = result["personalised"][bad] = 0.5
+    else:
+        per_client = result["per_client"]
+        result["per_client"] = {key.replace("accuracy", bad): value for key, value in per_client.items() if key != "client"}
     del evaluation["checksum"]
     (path / "evaluation.json").write_text(json.dumps(evaluation))
     RunFolder(path).write_result(json.dumps(result).encode())

@@ -78,8 +78,8 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
         + "".join(f'<th rowspan="2" scope="col" class="number">{escape(name)}</th>' for name in cost)
         + "</tr><tr>"
         + "".join(
-            f'<th scope="col" class="number{" first" if metric == metrics[0] else ""}"><abbr title="{LONG.get(metric, metric)}">'
-            f"{NAMES.get(metric, metric)}</abbr></th>"
+            f'<th scope="col" class="number{" first" if metric == metrics[0] else ""}">'
+            f'<abbr title="{escape(LONG.get(metric, metric))}">{escape(NAMES.get(metric, metric))}</abbr></th>'
             for _, metric in columns
         )
         + "</tr></thead><tbody>",
@@ -92,7 +92,7 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
         ]  # fmt: skip
         extra = [] if novel else [_sent(m), duration(statistics.fmean((r.result or {})["seconds"]["train"] for r in m.finished))]
         head = f'<th scope="row"><span class="dot" style="background:{m.style.colour}"></span>{escape(m.name)}</th>'
-        lines.append(f"<tr>{head}{''.join(cells)}{''.join(f'<td class=number>{text}</td>' for text in extra)}</tr>")
+        lines.append(f"<tr>{head}{''.join(cells)}{''.join(f'<td class=number>{escape(text)}</td>' for text in extra)}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
 
 
@@ -136,11 +136,13 @@ def worst_clients(method: Method) -> str:
             about = ", ".join(f"{label} ({labels[label]})" for label in held[:6]) + (" …" if len(held) > 6 else "")
         size = clients["sizes"][place[names[k]]] if names[k] in place else ""
         cells = [metric_text(main, before[k]), metric_text(main, after[k]), str(size)]
-        body = "".join(f"<td class=number>{cell}</td>" for cell in cells) + (f"<td>{about}</td>" if about else "")
+        body = "".join(f"<td class=number>{escape(cell)}</td>" for cell in cells) + (f"<td>{escape(about)}</td>" if about else "")
         rows.append(f'<tr><th scope="row">{escape(str(names[k]))}</th>{body}</tr>')
     head = ["client", f"global {NAMES.get(main, main)}", "personalised", "training examples"]
     head += ["labels (examples)"] if clients.get("labels") else []
-    titles = "".join(f'<th scope="col"{"" if k in (0, 4) else " class=number"}>{text}</th>' for k, text in enumerate(head))
+    titles = "".join(
+        f'<th scope="col"{"" if k in (0, 4) else " class=number"}>{escape(text)}</th>' for k, text in enumerate(head)
+    )
     caption = f"The clients that {escape(method.name)} serves worst, seed {run.seed}"
     return (
         f"<table><caption><span>{caption}</span></caption><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
