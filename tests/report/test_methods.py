@@ -1,7 +1,8 @@
-"""Which runs are one method: those that differ in their seed alone, in what they were trained on too."""
+"""Which runs are one method: those that differ in their seed alone, in what they were trained on too. And the words for them."""
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import fedhb
 import finished
 from fedhb.experiment import train
-from fedhb.report import collect
+from fedhb.report import collect, story
 from fedhb.settings import Settings
 
 
@@ -75,3 +76,34 @@ def test_a_seed_is_in_a_method_once(tmp_path):
     methods = collect.read([tmp_path / "x", tmp_path / "y"])
     assert [method.name for method in methods] == ["fedavg (x/fedavg-seed0)", "fedavg (y/fedavg-seed0)"]
     assert [[run.path.parent.name for run in method.runs] for method in methods] == [["x", "x"], ["y", "y"]]
+
+
+def test_the_sentence_and_the_settings_of_own_data(tmp_path):
+    path = own(table(tmp_path / "patients.npz", 0), tmp_path / "r")
+    for _ in range(2):
+        methods = collect.read([path])
+        assert "fedavg trained on patients, held by 4 clients, 2 of them in each of 1 round" in story.sentence(methods)
+        settings = story.settings_table(methods)
+        assert "<code>dataset</code></th><td>patients</td>" in settings and "<code>num_clients</code></th><td>4</td>" in settings
+        (path / "result.json").unlink(missing_ok=True)
+        (path / "evaluation.json").unlink(missing_ok=True)  # once more, as it was before it was evaluated
+    (path / "problem.json").unlink()
+    assert "held by" not in story.sentence(collect.read([path]))
+
+
+def test_the_data_of_nodes_are_not_said_to_be_dealt(tmp_path):
+    path = finished.one(tmp_path / "r", "fedavg", rounds=1)
+    result = json.loads((path / "result.json").read_text()) | {"dataset": "nodes"}
+    shutil.rmtree(path / "checkpoint")
+    (path / "result.json").write_text(json.dumps(result))
+    assert "trained on nodes, held by 8 clients, 4 of them" in story.sentence(collect.read([path]))
+
+
+def test_clients_are_all_that_train_and_cohorts_as_they_are_drawn(tmp_path):
+    path = finished.one(tmp_path / "r", "fedavg", rounds=1, num_clients=100, fraction=0.29)
+    result = json.loads((path / "result.json").read_text())
+    result["per_client"] = {key: values[:7] for key, values in result["per_client"].items()}  # the others have no test examples
+    shutil.rmtree(path / "checkpoint")
+    (path / "result.json").write_text(json.dumps(result))
+    (path / "evaluation.json").unlink()
+    assert "held by 100 clients with at most 3 classes each, 29 of them" in story.sentence(collect.read([path]))

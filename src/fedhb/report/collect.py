@@ -19,6 +19,8 @@ NOT_COMPARED = ("seed", "workers", "device", "checkpoint_every", "data")
 """Settings by which two runs of one method may differ; of the data it is not the path that counts (`RunData.trained_on`)."""
 OF_THE_METHOD = ("algorithm", "lr", "momentum", "personal_lr", "personal_epochs")
 """Settings that belong to the method, not to the federation."""
+NODES = "nodes"
+"""What a federation's result calls data that every node has of its own."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,25 @@ class RunData:
                     found |= {f"{key}.{name}": one for name, one in value.items()}
             elif key not in NOT_COMPARED:
                 found[key] = self.dataset if key == "dataset" else value
+        if self.settings.get("data") and self.named_by_data:  # then nobody asked for `num_clients`
+            novel = self.settings.get("holdout_clients", 0)
+            found["num_clients"] = self.num_clients + novel if self.num_clients else "as in the data"
         return found
+
+    @property
+    def named_by_data(self) -> bool:
+        """Whether the data may have named the clients: their file, or on Flower the nodes."""
+        own = self.settings.get("data") or (self.result or {}).get("dataset") == NODES
+        return bool(own) and self.settings.get("partition", "") in ("", "natural")
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients train; 0 where the folder does not tell."""
+        if "federation" in self.problem:
+            return int(self.problem["federation"]["num_clients"])
+        if self.evaluation:
+            return len(self.evaluation["clients"]["client"])
+        return 0 if self.named_by_data else int(self.settings.get("num_clients", 0))
 
     @cached_property
     def trained_on(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from fedhb.engine.schedule import cohort_size
 from fedhb.report.collect import Method, shared_settings
 from fedhb.report.tables import NAMES, best_of, metric_text, metrics_of, values
 from fedhb.report.words import data_size, duration, escape, listed, number, plural
@@ -22,7 +23,7 @@ def title(methods: Sequence[Method]) -> str:
 
 def datasets(methods: Sequence[Method]) -> list[str]:
     """The data sets, by name."""
-    found = [(run.result or {}).get("dataset") or run.settings.get("dataset") or "data" for m in methods for run in m.runs]
+    found = [(run.result or {}).get("dataset") or run.dataset for m in methods for run in m.runs]
     return list(dict.fromkeys(map(str, found)))
 
 
@@ -34,9 +35,9 @@ def sentence(methods: Sequence[Method]) -> str:
     text = f"{names} trained on {listed(datasets(methods))}"
     clients = client_count(methods)
     if clients:
-        text += f", held by {plural(clients, 'client')}{dealing(common)}"
+        text += f", held by {plural(clients, 'client')}{dealing(methods, common)}"
     if {"fraction", "rounds"} <= common.keys():
-        count = max(1, int(common["fraction"] * clients)) if clients else None
+        count = cohort_size(clients, common["fraction"]) if clients else None
         each = f"{count} of them in each of " if count and count < clients else "all of them in each of " if clients else ""
         text += f", {each}{plural(common['rounds'], 'round')}"
         if "local_epochs" in common:
@@ -47,19 +48,15 @@ def sentence(methods: Sequence[Method]) -> str:
 
 
 def client_count(methods: Sequence[Method]) -> int:
-    """How many clients train; 0 where it is not known."""
-    for run in (run for m in methods for run in m.runs):
-        if run.evaluation:
-            return len(run.evaluation["clients"]["client"])
-        if run.result and run.result.get("per_client"):
-            return len(next(iter(run.result["per_client"].values())))
-    return int(methods[0].runs[0].settings.get("num_clients", 0))
+    """How many clients train; 0 where it is not known, or not the same in all runs."""
+    counts = {run.num_clients for m in methods for run in m.runs}
+    return counts.pop() if len(counts) == 1 else 0
 
 
-def dealing(common: Settings) -> str:
-    """How the data are dealt to clients."""
+def dealing(methods: Sequence[Method], common: Settings) -> str:
+    """How the data are dealt to clients; nothing where the data may have named them."""
     kind = common.get("partition", "")
-    if common.get("data"):
+    if any(run.named_by_data for m in methods for run in m.runs):
         return ""
     if kind == "dirichlet":
         return f" (Dirichlet partition, α = {common.get('alpha')})"
