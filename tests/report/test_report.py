@@ -8,7 +8,9 @@ import re
 import shutil
 import statistics
 import sys
+import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from fedhb.figures import COLOURS, mean_and_spread, styles
 from fedhb.report import collect, people, printed
 from fedhb.report.page import write
 from fedhb.report.plots import thinned
-from fedhb.settings import ALGORITHMS
+from fedhb.settings import ALGORITHMS, Settings
 
 
 @pytest.fixture(scope="module")
@@ -175,30 +177,63 @@ def test_names_from_data_cannot_break_the_page(tmp_path, place):
     assert "<script>alert(1)" not in (tmp_path / "p.html").read_text()
 
 
-def test_a_cell_of_the_paper_is_recognised(tmp_path):
+def paper_run(**changes):
+    """A run of a cell of the paper, or one with other settings, before its first round."""
+    cell = {"dataset": "fashion-mnist", "num_clients": 100, "shards_per_client": 5, "fraction": 0.1, "rounds": 100}
+    settings = tomllib.loads(Settings.resolve(cell | changes, {}).to_toml({}))
+    return collect.RunData(Path("r"), settings, "", [], None, None)
+
+
+def test_a_cell_of_the_paper_is_recognised():
     place = printed.folder()
-    path = finished.one(tmp_path / "r", "niw", rounds=1)
-    run = collect.read_run(path)
-    assert printed.numbers(run, place) == ("", {})
-    cell = {
-        "dataset": "fashion-mnist",
-        "num_clients": 100,
-        "shards_per_client": 5,
-        "fraction": 0.1,
-        "local_epochs": 1,
-        "rounds": 100,
-    }
-    run.settings.update(cell | {"batch_size": 50})
-    where, numbers = printed.numbers(run, place)
-    row = next(
-        r
-        for r in (place / "all_mnist/printed.csv").read_text().splitlines()
-        if r.startswith("fashion-mnist tau=1,niw,global,accuracy")
-    )
-    assert "fashion-mnist tau=1" in where
-    assert numbers["global", "accuracy"][0] == pytest.approx(float(row.split(",")[4]) / 100)
-    run.settings["local_epochs"] = 3
-    assert printed.numbers(run, place) == ("", {})
+    for run in (paper_run(), paper_run(unseen="mnist", seed=3, partition="shards", lr=0.5)):
+        where, numbers = printed.numbers(run, place)
+        row = next(
+            r
+            for r in (place / "all_mnist/printed.csv").read_text().splitlines()
+            if r.startswith("fashion-mnist tau=1,niw,global,accuracy")
+        )
+        assert "fashion-mnist tau=1" in where
+        assert numbers["global", "accuracy"][0] == pytest.approx(float(row.split(",")[4]) / 100)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local_epochs": 3},
+        {"partition": "iid"},
+        {"unseen": "9"},
+        {"data": "my.npz"},
+        {"model": "convnet"},
+        {"model": {"hidden": 128}},
+        {"validation": 0.2},
+        {"evaluate_on": "validation", "validation": 0.2},
+        {"holdout_clients": 10},
+        {"dp_noise": 1.0},
+        {"defence": "default"},
+        {"schedule": "constant"},
+        {"batch_norm": "batch"},
+        {"server_share": 0.1},
+    ],
+    ids=str,
+)
+def test_a_run_by_other_settings_is_no_cell_of_the_paper(changes):
+    assert printed.numbers(paper_run(**changes), printed.folder()) == ("", {})
+
+
+def test_a_run_that_has_no_such_settings_is_no_cell_of_the_paper():
+    run = paper_run()
+    run.settings["algorithm"] = "mine"
+    assert printed.numbers(run, printed.folder()) == ("", {})
+
+
+def test_the_caption_tells_of_another_split_than_test(compared, page, tmp_path):
+    assert "at the last round; ±" in words_of(page)
+    a = finished.one(tmp_path / "a", "fedavg", rounds=1, validation=0.2, evaluate_on="validation")
+    write([a], tmp_path / "p.html")
+    assert "at the last round, on validation examples." in words_of((tmp_path / "p.html").read_text())
+    write([a, compared / "niw-seed0"], tmp_path / "p.html")
+    assert "on validation examples (fedavg) and test examples (niw)" in words_of((tmp_path / "p.html").read_text())
 
 
 def test_a_hundred_clients_and_many_rounds_stay_small(compared, tmp_path):

@@ -106,8 +106,10 @@ def results(methods: Sequence[Method], cells: dict[str, tuple[str, printed.Print
     if not shown:
         return "<p>No run here is finished and evaluated yet.</p>"
     of = list(dict.fromkeys(cell for cell, _ in cells.values()))
-    note = f"<p class=note>This is a cell of the paper (Kim and Hospedales, FedHB): {escape(listed(of))}.</p>" if of else ""
-    return "".join(shown) + note
+    if of:
+        where = f"The federation is that of a cell of the paper (Kim and Hospedales, FedHB): {listed(of)}"
+        shown.append(f"<p class=note>{escape(where)}. The methods' own settings are at the end of this page.</p>")
+    return "".join(shown)
 
 
 def worst(methods: Sequence[Method]) -> str:

@@ -1,4 +1,7 @@
-"""The paper's numbers for a run that is one of the paper's cells."""
+"""The paper's numbers for a run that is one of the paper's cells: its federation, network and evaluation are the cell's.
+
+Settings of the method itself (learning rates, its own table) may be others, as our defaults are, unless the paper compares them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ from typing import Any
 
 from fedhb.errors import InputError
 from fedhb.paper import experiments
-from fedhb.paper.cells import CHOOSING
+from fedhb.paper.cells import flat, settings_of
 from fedhb.paper.experiments import Experiment
 from fedhb.report.collect import RunData
-from fedhb.settings import Settings
+from fedhb.settings import TRAINING, Settings
 
 Printed = dict[tuple[str, str], tuple[float, float | None]]
 """(task, metric) -> mean and deviation, in the units of a result."""
 
-FEDERATION = ("dataset", "num_clients", "shards_per_client", "fraction", "local_epochs", "rounds", "max_examples", "batch_size")
+OF_THE_RUN = ("seed", "algorithm", "unseen", *TRAINING)
+"""What runs of one cell may differ in; `unseen` changes them only where it is a class, which is left out."""
 
 
 def folder() -> Path | None:
@@ -29,32 +33,41 @@ def folder() -> Path | None:
 
 def numbers(run: RunData, place: Path | None) -> tuple[str, Printed]:
     """Which cell of which table the run is, in words, and what the paper prints for it; nothing where it is none."""
+    try:
+        chosen = Settings.resolve(run.settings, {})
+        ours = federation(chosen)
+    except InputError:  # of another version, or of an algorithm of one's own
+        return "", {}
+    if chosen.data or chosen.unseen.isdecimal():
+        return "", {}
     for name in experiments.names(place) if place is not None else []:
         assert place is not None
         experiment = experiments.load(place, name)
         if experiment.settings.get("kind") != "table" or not (printed := experiment.printed()):
             continue
         for cell in experiment.settings.get("cells", {}):
-            if not _is_cell(run, experiment, cell):
-                continue
             for variant in experiment.settings["variants"]:
                 rows = [row for row in printed if (row["cell"], row["algorithm"]) == (cell, variant)]
-                if rows and _is_variant(run, experiment, variant):
+                if rows and _is_variant(run, experiment, variant) and _is_cell(ours, experiment, cell, variant):
                     return f"{experiment.title}: {cell}", {(row["task"], row["metric"]): _value(row) for row in rows}
     return "", {}
 
 
-def _is_cell(run: RunData, experiment: Experiment, cell: str) -> bool:
-    """Whether the run's federation is that of the cell, the defaults filled in on both sides."""
-    wanted = {**experiment.settings.get("common", {}), **experiment.settings["cells"][cell]}
-    plain = {key: value for key, value in wanted.items() if not isinstance(value, dict) and key not in CHOOSING}
-    if set(plain) - set(Settings.__dataclass_fields__):
+def federation(chosen: Settings) -> dict[str, Any]:
+    """Everything that a record of these settings depends on, but what belongs to the method."""
+    found = {
+        name: value
+        for name, value in flat(chosen).items()
+        if name not in OF_THE_RUN and name.partition(".")[0] in ("model", name)
+    }
+    return found | {"partition": chosen.partition if chosen.partition != "shards" else ""}
+
+
+def _is_cell(ours: dict[str, Any], experiment: Experiment, cell: str, variant: str) -> bool:
+    try:
+        return ours == federation(settings_of(experiment.settings, {"cell": cell, "variant": variant, "seed": 0}))
+    except InputError:  # a cell of more than settings
         return False
-    theirs = Settings(**plain)
-    ours = run.settings
-    if ours.get("data") or str(ours.get("unseen", "")).isdecimal() or ours.get("partition", "") not in ("", "shards"):
-        return False
-    return all(ours.get(key, getattr(Settings, key)) == getattr(theirs, key) for key in FEDERATION)
 
 
 def _is_variant(run: RunData, experiment: Experiment, variant: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhb.report.collect import Method
 from fedhb.report.printed import Printed
-from fedhb.report.words import data_size, duration, escape
+from fedhb.report.words import data_size, duration, escape, listed
 
 NAMES = {"accuracy": "accuracy, %", "nll": "NLL", "brier": "Brier", "ece": "ECE", "rmse": "RMSE", "coverage": "coverage, %"}
 LONG = {
@@ -68,7 +68,7 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
     cost = [] if novel else ["sent per client and round", "training"]
     who = "novel clients, which never trained" if novel else "the training clients"
     lines = [
-        f'<table class="results"><caption><span>Mean over {who}, each counting the same, at the last round'
+        f'<table class="results"><caption><span>Mean over {who}, each counting the same, at the last round{_split(shown)}'
         + ("; ± standard deviation over seeds" if any(len(m.finished) > 1 for m in shown) else "")
         + (". Best in bold" if len(shown) > 1 else "")
         + (". In grey: printed in the paper" if printed and not novel else "")
@@ -94,6 +94,17 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
         head = f'<th scope="row"><span class="dot" style="background:{m.style.colour}"></span>{escape(m.name)}</th>'
         lines.append(f"<tr>{head}{''.join(cells)}{''.join(f'<td class=number>{escape(text)}</td>' for text in extra)}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
+
+
+def _split(methods: Sequence[Method]) -> str:
+    """Which examples the numbers are of, where they are not test examples; by method where that differs."""
+    found: dict[str, list[str]] = {}
+    for m in methods:
+        found.setdefault(str((m.finished[0].result or {}).get("split")), []).append(m.name)
+    if found.keys() <= {"test", "None"}:
+        return ""
+    whose = [f"{split} examples" + (f" ({listed(names)})" if len(found) > 1 else "") for split, names in found.items()]
+    return escape(f", on {listed(whose)}")
 
 
 def _cell(found: Sequence[float], metric: str, best: bool, paper: tuple[float, float | None] | None, first: bool) -> str:
