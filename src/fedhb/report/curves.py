@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
+from statistics import fmean
 from typing import Any
 
 from fedhb.figures import Figure, Series, mean_and_spread
@@ -41,30 +41,29 @@ def plots(methods: Sequence[Method]) -> list[Plot]:
 
 
 def method_lines(method: Method, key: str) -> list[Series]:
-    """A line per run and, for several runs, their mean."""
-    lines = [line for run in method.runs if (line := run_line(method, run, key)) is not None]
-    if len(lines) < 2:
-        return [replace(line, name=method.name) for line in lines]
-    means, spreads = mean_and_spread([list(line.y) for line in lines])
-    longest = max(lines, key=lambda line: len(line.y))
-    mean = Series(method.name, longest.x, means, spreads, method.style)
-    return [
-        *(
-            replace(line, faint=True, name=f"{method.name}, seed {run.seed}")
-            for line, run in zip(lines, method.runs, strict=False)
-        ),
-        mean,
-    ]
+    """A line per run and, for several runs, their mean over those that have recorded a round."""
+    runs = [(run, values) for run in method.runs if (values := by_round(run, key))]
+    rounds = sorted({k for _, values in runs for k in values})
+    kept = [rounds[k] for k in thinned(len(rounds))]
+    lines = []
+    for run, values in runs:
+        own = sorted(values.keys() & {*kept, max(values)})
+        x: Any = {"round": own, "sent": [values[k][1] for k in own]}
+        name = f"{method.name}, seed {run.seed}" if len(runs) > 1 else method.name
+        lines.append(Series(name, x, [values[k][0] for k in own], style=method.style, faint=len(runs) > 1))
+    if len(runs) > 1:
+        means, spreads = mean_and_spread([[values[k][0] if k in values else None for k in kept] for _, values in runs])
+        sent = [fmean(values[k][1] for _, values in runs if k in values) for k in kept]
+        x = {"round": kept, "sent": sent}
+        lines.append(Series(method.name, x, means, spreads, method.style))
+    return lines
 
 
-def run_line(method: Method, run: RunData, key: str) -> Series | None:
-    """A run's curve; None where it has none."""
-    if not run.rounds or all(record.get(key) is None for record in run.rounds):
-        return None
-    sent = list(accumulate((r["down_bytes"] + r["up_bytes"]) / 1e6 for r in run.rounds))
-    kept = thinned(len(run.rounds))
-    x: Any = {"round": [run.rounds[k]["round"] for k in kept], "sent": [sent[k] for k in kept]}
-    return Series(method.name, x, [run.rounds[k].get(key) for k in kept], style=method.style)
+def by_round(run: RunData, key: str) -> dict[int, tuple[float | None, float]]:
+    """What a run has recorded of a quantity in every round, and the megabytes sent until then; empty where there is nothing."""
+    sent = accumulate((r.get("down_bytes", 0) + r.get("up_bytes", 0)) / 1e6 for r in run.rounds)
+    found = {r["round"]: (r.get(key), megabytes) for r, megabytes in zip(run.rounds, sent, strict=True)}
+    return found if any(value is not None for value, _ in found.values()) else {}
 
 
 def _end(line: Series, percent: bool) -> str:

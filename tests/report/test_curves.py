@@ -1,0 +1,41 @@
+"""Learning curves: runs are averaged round by round, and every quantity is called what it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import finished
+from fedhb.report import collect, curves
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return finished.one(tmp_path_factory.mktemp("source") / "r", "fedavg", rounds=1)
+
+
+def with_rounds(source, path, seed, rounds, **more):
+    """A run that has so far recorded these rounds, with the round's number as loss."""
+    path.mkdir(parents=True)
+    record = json.loads((source / "rounds.jsonl").read_text().splitlines()[0])
+    (path / "settings.toml").write_text((source / "settings.toml").read_text().replace("seed = 0", f"seed = {seed}"))
+    (path / "problem.json").write_text((source / "problem.json").read_text())
+    lines = [record | {"round": k, "loss": float(k), "down_bytes": 10**6, "up_bytes": 0} | more for k in rounds]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_runs_of_different_lengths_are_averaged_by_round(source, tmp_path):
+    none = with_rounds(source, tmp_path / "a", 0, [])
+    long = with_rounds(source, tmp_path / "b", 1, range(1, 1001))
+    short = with_rounds(source, tmp_path / "c", 2, range(1, 600))
+    late = with_rounds(source, tmp_path / "d", 3, range(500, 601))
+    (method,) = collect.read([none, long, short, late])
+    *runs, mean = curves.method_lines(method, "loss")
+    assert [line.name for line in runs] == ["fedavg, seed 1", "fedavg, seed 2", "fedavg, seed 3"] and mean.name == "fedavg"
+    for line in (*runs, mean):
+        assert list(line.y) == line.x["round"]  # what was recorded of a round is shown at it
+    assert mean.x["round"][0] == 1 and mean.x["round"][-1] == 1000 and len(mean.x["round"]) <= 641
+    assert [line.x["round"][-1] for line in runs] == [1000, 599, 600]
+    assert runs[1].x["sent"] == runs[1].x["round"]  # a megabyte a round
