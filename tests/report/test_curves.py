@@ -39,3 +39,21 @@ def test_runs_of_different_lengths_are_averaged_by_round(source, tmp_path):
     assert mean.x["round"][0] == 1 and mean.x["round"][-1] == 1000 and len(mean.x["round"]) <= 641
     assert [line.x["round"][-1] for line in runs] == [1000, 599, 600]
     assert runs[1].x["sent"] == runs[1].x["round"]  # a megabyte a round
+
+
+def titles(*paths):
+    return {plot["id"]: (plot["title"], plot["y"]["percent"]) for plot in curves.plots(collect.read(paths))}
+
+
+def test_a_score_is_called_what_it_is(source, tmp_path):
+    classes = with_rounds(source, tmp_path / "a", 0, [1, 2])  # not evaluated: no result tells that these are accuracies
+    assert titles(classes)["curve-score"] == ("Accuracy", True) and "curve-error" not in titles(classes)
+    sites = finished.regression(tmp_path / "b/r")
+    assert titles(sites)["curve-error"] == ("Squared error", False)
+    both = titles(classes, sites)
+    assert both["curve-score"] == ("Accuracy", True) and both["curve-error"] == ("Squared error", False)
+    (classes / "problem.json").unlink()
+    assert titles(classes)["curve-other"] == ("Score", False)
+    (source / "problem.json").rename(source / "kept")
+    assert titles(source)["curve-score"] == ("Accuracy", True)  # of an older version: by its metrics
+    (source / "kept").rename(source / "problem.json")

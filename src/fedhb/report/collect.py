@@ -52,6 +52,15 @@ class RunData:
         own = self.settings.get("data")
         return Path(str(own)).stem if own else str(self.settings.get("dataset") or "data")
 
+    @property
+    def likelihood(self) -> str:
+        """The likelihood, which says what a score is: categorical or gaussian; empty where it is another, or is not known."""
+        if "likelihood" in self.problem:
+            kind = str(self.problem["likelihood"]["kind"])
+            return kind if kind in ("categorical", "gaussian") else ""
+        metrics = (self.result or {}).get("global") or {}
+        return "categorical" if "accuracy" in metrics else "gaussian" if "rmse" in metrics else ""
+
     @cached_property
     def compared(self) -> dict[str, Any]:
         """The settings that make a method, the algorithm's own as ALGORITHM.NAME."""

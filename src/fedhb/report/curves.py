@@ -13,31 +13,43 @@ from fedhb.report.plots import Plot, figure, thinned
 from fedhb.report.words import listed, number
 
 X_CHOICES = {"round": "round", "sent": "sent in all, MB"}
+SCORES = {
+    "categorical": ("curve-score", "Accuracy", "training accuracy"),
+    "gaussian": ("curve-error", "Squared error", "mean squared error"),
+    "": ("curve-other", "Score", "score"),
+}
+"""By likelihood: what a round's `score` is. The plot's name, its title and the axis."""
+NOTES = {
+    "loss": "The clients' loss on their own training data while they train.",
+    "score": "Of the clients on their own training data while they train: it says how they learn, not how they do.",
+    "negative_elbo": "The whole objective, estimated from each round's clients. Comparable within one model only: constants "
+    "differ between models.",
+}
 
 
 def plots(methods: Sequence[Method]) -> list[Plot]:
-    """One plot for each quantity that some run has recorded."""
-    classes = any(run.result and "accuracy" in (run.result.get("global") or {}) for m in methods for run in m.runs)
-    score = ("Accuracy", "training accuracy") if classes else ("Squared error", "mean squared error")
-    shown = (
-        ("loss", "Loss", "loss", "The clients' loss on their own training data while they train."),
-        ("score", *score, "Of the clients on their own training data while they train: it says how they learn, not how they do."),
-        ("negative_elbo", "Negative ELBO", "negative ELBO", "The whole objective, estimated from each round's clients. "
-         "Comparable within one model only: constants differ between models."),
+    """One plot for each quantity that some run has recorded; scores of different kinds have a plot each."""
+    kinds = {m.name: next((run.likelihood for run in m.runs if run.likelihood), "") for m in methods}
+    loss = _plot(methods, "loss", ("curve-loss", "Loss", "loss"), NOTES["loss"])
+    scores = [
+        _plot([m for m in methods if kinds[m.name] == kind], "score", words, NOTES["score"], percent=kind == "categorical")
+        for kind, words in SCORES.items()
+    ]
+    objective = _plot(methods, "negative_elbo", ("curve-negative_elbo", "Negative ELBO", "negative ELBO"), NOTES["negative_elbo"])
+    return [plot for plot in (loss, *scores, objective) if plot is not None]
+
+
+def _plot(methods: Sequence[Method], key: str, words: tuple[str, str, str], note: str, percent: bool = False) -> Plot | None:
+    name, title, label = words
+    lines = [line for method in methods for line in method_lines(method, key)]
+    if not lines:
+        return None
+    ends = [f"{line.name} ends at {_end(line, percent)}" for line in lines if not line.faint]
+    about = Figure(
+        name, title, "round", label, lines, percent=percent, log_y=key == "loss" and _wide(lines),
+        description=f"{title} by round: {listed(ends)}.",
     )  # fmt: skip
-    found = []
-    for key, title, label, note in shown:
-        lines = [line for method in methods for line in method_lines(method, key)]
-        if not lines:
-            continue
-        percent = key == "score" and classes
-        ends = [f"{line.name} ends at {_end(line, percent)}" for line in lines if not line.faint]
-        about = Figure(
-            f"curve-{key}", title, "round", label, lines, percent=percent, log_y=key == "loss" and _wide(lines),
-            description=f"{title} by round: {listed(ends)}.",
-        )  # fmt: skip
-        found.append(figure(about, note, X_CHOICES))
-    return found
+    return figure(about, note, X_CHOICES)
 
 
 def method_lines(method: Method, key: str) -> list[Series]:
