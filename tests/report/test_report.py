@@ -343,3 +343,51 @@ def test_a_damaged_settings_file_is_told(compared, tmp_path):
     (tmp_path / "r/settings.toml").write_text("= nothing")
     with pytest.raises(InputError, match="cannot be read"):
         write([tmp_path / "r"], tmp_path / "p.html")
+
+
+def changed(path, name, change):
+    """A file of a run with something else in it than fedhb writes, as its checksums allow."""
+    shutil.rmtree(path / "checkpoint", ignore_errors=True)
+    if name == "rounds.jsonl":
+        records = [json.loads(line) for line in (path / name).read_text().splitlines()]
+        for record in records:
+            change(record)
+        (path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+        return
+    content = json.loads((path / name).read_text())
+    content.pop("checksum", None)
+    change(content)
+    (path / name).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("result.json", lambda found: found.pop("communication")),
+        ("result.json", lambda found: found.update({"global": ["accuracy"]})),
+        ("evaluation.json", lambda found: found["clients"].pop("sizes")),
+        ("evaluation.json", lambda found: found["clients"].update(labels=[["<b>"] * 10] * 8)),
+        ("evaluation.json", lambda found: found.update(sketches=["a", "b", "c"])),
+        ("problem.json", lambda found: found.update(likelihood=None)),
+        ("rounds.jsonl", lambda found: found.update(loss="much")),
+    ],
+)
+def test_files_that_lack_something_are_told_by_their_folder(compared, tmp_path, name, change):
+    shutil.copytree(compared, tmp_path / "c")
+    changed(tmp_path / "c/mixture-seed0", name, change)
+    with pytest.raises(InputError, match=r"mixture-seed0: its files do not hold what fedhb writes \("):
+        write([tmp_path / "c"], tmp_path / "p.html")
+
+
+def test_rounds_that_do_not_say_what_was_sent_have_their_curves(compared, tmp_path):
+    shutil.copytree(compared / "niw-seed0", tmp_path / "r")
+    changed(tmp_path / "r", "rounds.jsonl", lambda found: found.pop("down_bytes"))
+    write([tmp_path / "r"], tmp_path / "p.html")
+    assert "curve-loss" in {plot["id"] for plot in data_of((tmp_path / "p.html").read_text())["plots"]}
+
+
+def test_a_regression_beside_classes_and_novel_clients(tmp_path):
+    sites = finished.regression(tmp_path / "a/r")
+    classes = finished.one(tmp_path / "b", "fedavg", rounds=1, holdout_clients=2)
+    write([sites, classes], tmp_path / "p.html")
+    assert "novel clients, which never trained" in words_of((tmp_path / "p.html").read_text())

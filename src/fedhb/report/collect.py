@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhb.engine.folder import EVALUATION, RunFolder
-from fedhb.errors import InputError
+from fedhb.errors import InputError, reason
 from fedhb.figures import Style, styles
 from fedhb.stored import NAME as PROBLEM
 
@@ -19,6 +19,8 @@ NOT_COMPARED = ("seed", "workers", "device", "checkpoint_every", "data")
 """Settings by which two runs of one method may differ; of the data it is not the path that counts (`RunData.trained_on`)."""
 OF_THE_METHOD = ("algorithm", "lr", "momentum", "personal_lr", "personal_epochs")
 """Settings that belong to the method, not to the federation."""
+NONSENSE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
+"""What files raise that hold something else than fedhb writes."""
 NODES = "nodes"
 """What a federation's result calls data that every node has of its own."""
 
@@ -154,6 +156,12 @@ def read_run(path: Path) -> RunData:
     return RunData(path, settings, first.partition("Versions: ")[2], folder.rounds(), result, evaluation, problem)
 
 
+def senseless(path: Path, error: BaseException) -> InputError:
+    """What to say of a run whose files can be read, but lack what fedhb writes or hold something else in its place."""
+    what = f"{type(error).__name__}: {reason(error)}"
+    return InputError(f"{path}: its files do not hold what fedhb writes ({what}): restore them, or leave this run out")
+
+
 def find(paths: Sequence[Path]) -> list[Path]:
     """The folders of runs among these and, where one is none itself (a comparison), in it."""
     found: list[Path] = []
@@ -183,6 +191,10 @@ def read(paths: Sequence[Path], tell: Callable[[Path], None] = lambda path: None
     for path in find(paths):
         tell(path)
         run = read_run(path)
+        try:
+            run.differs_in_seed_alone(run)  # before it meets others: nonsense should be told of the run that has it
+        except NONSENSE as error:
+            raise senseless(path, error) from None
         fitting = [group for group in groups if all(run.differs_in_seed_alone(other) for other in group)]
         beside = [group for group in fitting if group[0].path.parent == path.parent]  # of one comparison, rather than of two
         if fitting:

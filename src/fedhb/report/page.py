@@ -10,7 +10,7 @@ from string import Template
 
 from fedhb.engine.folder import write_atomically
 from fedhb.report import belief, curves, people, printed, story, trust
-from fedhb.report.collect import Method, read
+from fedhb.report.collect import NONSENSE, Method, read, senseless
 from fedhb.report.plots import Plot
 from fedhb.report.tables import result_table, worst_clients
 from fedhb.report.words import escape, listed
@@ -24,10 +24,24 @@ def write(paths: Sequence[Path], out: Path, tell: Callable[[str], None] = lambda
     tell("the paper's numbers")
     cells = paper_numbers(methods)
     tell("drawing up the plots")
-    text = page(methods, cells)
+    try:
+        text = page(methods, cells)
+    except NONSENSE:
+        blame(methods)
+        raise
     tell("writing")
     write_atomically(out, text.encode())
     return methods
+
+
+def blame(methods: Sequence[Method]) -> None:
+    """Refuse the run whose files no page can be made of, by itself either."""
+    for method in methods:
+        for run in method.runs:
+            try:
+                page([Method(method.name, [run], method.style)], {})
+            except NONSENSE as error:
+                raise senseless(run.path, error) from None
 
 
 def paper_numbers(methods: Sequence[Method]) -> dict[str, tuple[str, printed.Printed]]:

@@ -64,7 +64,7 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
     if not shown:
         return ""
     means = {(m.name, *c): statistics.fmean(v) for m in shown for c in columns if (v := values(m, *c))}
-    best = {c: best_of(c[1], [means[m.name, *c] for m in shown if (m.name, *c) in means]) for c in columns}
+    best = {c: best_of(c[1], every) for c in columns if (every := [means[m.name, *c] for m in shown if (m.name, *c) in means])}
     cost = [] if novel else ["sent per client and round", "training"]
     who = "novel clients, which never trained" if novel else "the training clients"
     lines = [
@@ -86,8 +86,8 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
     ]
     for m in shown:
         cells = [
-            _cell(values(m, *c), c[1], means.get((m.name, *c)) == best[c] and len(shown) > 1, printed.get(m.name, {}).get(c),
-                  c[1] == metrics[0])
+            _cell(values(m, *c), c[1], len(shown) > 1 and c in best and means.get((m.name, *c)) == best[c],
+                  printed.get(m.name, {}).get(c), c[1] == metrics[0])
             for c in columns
         ]  # fmt: skip
         extra = [] if novel else [_sent(m), duration(statistics.fmean((r.result or {})["seconds"]["train"] for r in m.finished))]
