@@ -29,6 +29,8 @@
     return size >= 1000 ? Math.round(value).toLocaleString("en").replaceAll(",", " ") : String(Number(value.toPrecision(4)));
   };
   const safe = (value) => String(value).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+  // not Math.min(...values): a call takes some 100,000 arguments at most
+  const extent = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
   const methodOf = (name) => data.methods.find((method) => name === method.name || name.startsWith(`${method.name}, seed`));
   const visible = (series) => { const method = methodOf(series.name); return !method || shown.has(method.name); };
 
@@ -64,7 +66,7 @@
   const spreadLabels = (series, log) => {
     const scale = (y) => (log ? Math.log(y) : y);
     const all = series.flatMap((one) => one.data.map(([, y]) => y)).filter((y) => y !== null && (!log || y > 0)).map(scale);
-    const low = Math.min(...all), high = Math.max(...all);
+    const [low, high] = extent(all);
     const named = series.filter((one) => one.endLabel && one.endLabel.show && one.data.length).map((one) => {
       const last = one.data.filter(([, y]) => y !== null).at(-1)[1];
       return { one, at: 240 * (high - scale(last)) / (high - low || 1) };
@@ -182,7 +184,7 @@
       const groups = plot.series.filter(visible);
       const unit = { formatter: (v) => (plot.percent ? `${Math.round(100 * v)} %` : text(v)), color: soft, fontSize: 12 };
       const values = groups.flatMap((group) => group.points.flatMap(([x, y]) => [x, y]));
-      const low = Math.min(...values), high = Math.max(...values), room = 0.04 * (high - low || 1);
+      const [low, high] = extent(values), room = 0.04 * (high - low || 1);
       const step = plot.percent ? 0.05 : 10 ** Math.floor(Math.log10(high - low || 1)) / 2;
       const round = (v, how) => Number((how((v) / step) * step).toPrecision(6));
       const ends = plot.percent ? [Math.max(0, round(low - room, Math.floor)), 1] : [round(low - room, Math.floor), round(high + room, Math.ceil)];
