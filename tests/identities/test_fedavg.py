@@ -126,6 +126,7 @@ def test_personalisation_trains_body_and_head(name: str, update: str) -> None:
     assert not torch.equal(mine.head[0], mine.head[1])
 
 
+@pytest.mark.filterwarnings("ignore:the prior .* shortens weights")
 @pytest.mark.parametrize(
     "algorithm", [FedAvg(), FedProx(update="full"), niw(update="full"), mixture(update="full", num_prototypes=3)]
 )

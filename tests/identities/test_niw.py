@@ -194,6 +194,7 @@ def batch_normed() -> nn.Module:
     return seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
 
 
+@pytest.mark.filterwarnings("ignore:the prior .* shortens weights")
 @pytest.mark.parametrize("make", [lambda: mlp(4, 5, 3), lambda: mlp(4, 5, 3).float(), batch_normed])
 def test_without_prior_and_dropout_it_is_fedbabu_to_the_bit(make) -> None:
     clients, module = labelled(9, 6, 4, 7, 8), make()

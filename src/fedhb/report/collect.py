@@ -100,7 +100,7 @@ class RunData:
         found: dict[str, Any] = {key: problem[key] for key in ("model", "head", "batch_norm", "input_shape") if key in problem}
         if "likelihood" in problem:  # what targets are scaled by depends on who is held out, and so on the seed
             own = problem["likelihood"]
-            found["likelihood"] = own["kind"], {k: v for k, v in own["settings"].items() if k not in ("centre", "scale")}
+            found["likelihood"] = own["kind"], {k: v for k, v in own["settings"].items() if k not in ("centre", "scale", "noise")}
         if result.get("data"):
             found["data"] = sorted(result["data"].values())
         elif result:  # arrays, which have no hash
