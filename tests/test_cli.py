@@ -56,6 +56,16 @@ def test_train_writes_what_the_design_says(run, tmp_path):
     assert not list((tmp_path / "x").rglob("*.pkl"))
 
 
+def test_help_tells_every_default(run, monkeypatch):
+    """Brackets are styles to rich: those with words in them would vanish."""
+    monkeypatch.setenv("COLUMNS", "200")
+    code, printed = run("train", "-h")
+    assert code == 0 and "[]" not in printed
+    for default in ("[digits]", "[niw]", "[step]", "[0.1]", "[runs/DATASET-ALGORITHM-seedN]"):
+        assert default in printed
+    assert "[niw,mixture,fedavg]" in run("compare", "-h")[1] and "[DIR/run]" in run("deploy", "up", "-h")[1]
+
+
 def test_flags_override_the_file_and_the_resolved_file_gives_the_same_run(run, tmp_path):
     (tmp_path / "s.toml").write_text('algorithm = "niw"\nrounds = 99\nseed = 3\n[niw]\nkl_weight = 0.01\n')
     assert run("train", "s.toml", *SMALL, "--out", "a")[0] == 0

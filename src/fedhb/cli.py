@@ -33,6 +33,7 @@ app = typer.Typer(
     name="fedhb",
     help="Hierarchical Bayesian federated learning.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # in "rich", the default, [digits] would be a style, and vanish
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -76,7 +77,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [p.replace(annotation=hints[n]) for n, p in own.items() if n != "flags"]
     for f in names:
-        option = typer.Option("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']} [{f.default}]", show_default=False)
+        text = f.metadata["help"] + (f" [{f.default}]" if f.default != "" else "")
+        option = typer.Option("--" + f.name.replace("_", "-"), help=text, show_default=False)
         annotation: Any = Annotated[Optional[KINDS[type(f.default)]], option]  # noqa: UP045
         parameters.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
