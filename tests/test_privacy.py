@@ -128,7 +128,7 @@ def test_noise_and_cohorts_have_more_secrets_than_a_generator_for_simulations(mo
     def refuse(*arguments, **options):
         raise AssertionError("it could be guessed")
 
-    monkeypatch.setattr("fedhb.engine.loop.cohort", refuse)
+    monkeypatch.setattr("fedhb.engine.schedule.cohort", refuse)
     options = {"rounds": 2, "fraction": 0.5, "progress": False, "dp_noise": 1.0, "evaluate_on": None, "workers": 1}
     run = fedhb.fit(builders.mlp(torch.float32), builders.clients(), fedhb.FedAvg(), out=tmp_path / "a", **options)
     assert run.state.client_rounds == 6

@@ -20,7 +20,8 @@ from fedhb.defence import Defence, defended
 from fedhb.engine import checkpoint
 from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder, as_json, sealed, write_atomically
 from fedhb.engine.keeper import Keeper
-from fedhb.engine.loop import Callback, Executor, State, Training, run
+from fedhb.engine.loop import Callback, Draw, Executor, State, Training, run
+from fedhb.engine.schedule import by_seed
 from fedhb.errors import InputError
 from fedhb.privacy import Privacy, Private
 from fedhb.progress import RoundProgress
@@ -79,6 +80,13 @@ class Job:
             return Private(self.algorithm, self.privacy)  # type: ignore[return-value]
         found: Algorithm = defended(self.algorithm, self.defence)
         return found
+
+    @property
+    def draw(self) -> Draw:
+        """Who takes part in a round: by the seed, or in secret where the run is private."""
+        if self.privacy is not None:
+            return self.privacy.draw
+        return by_seed(self.num_clients, self.training.fraction, self.training.seed)
 
     def finished(self, folder: RunFolder) -> bool:
         """Whether the folder holds this run with its result; without its last checkpoint, with a damaged result, or with that of
@@ -174,8 +182,7 @@ def conduct(
         shown = [RoundProgress(f"{job.algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
         told = [*callbacks, *([_Spent(job.privacy)] if job.privacy else []), keeper, *shown]
         try:
-            draw = job.privacy.draw if job.privacy is not None else None
-            run(job.problem, job.trained, job.num_clients, job.training, state, executor, told, draw)
+            run(job.problem, job.trained, job.draw, job.training, state, executor, told)
             result.watch = partial(tell, told, "evaluating")
             begun = time.perf_counter()
             found = evaluation(result)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhb import nets
+from fedhb.algorithms.batches import refuse_single
 from fedhb.clients import Clients
 from fedhb.errors import InputError, reason
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood, PerTarget, per_target
@@ -80,9 +81,7 @@ def check_single(network: Network, clients: Clients, split: str | None) -> None:
     """Refuse clients with a single example where batch norm needs two: to train on, or to evaluate by the batch's statistics."""
     if not network.has_batch_norm:
         return
-    alone = clients.ids[clients.sizes == 1].tolist()
-    if alone:
-        raise InputError(f"client {alone[0]} has a single example, and batch norm cannot train on one: leave it out")
+    refuse_single(clients)
     share = getattr(clients, split) if split else None
     alone = clients.ids[share.sizes == 1].tolist() if share is not None else []
     if not alone or not network.normalises_by_batch:

@@ -71,7 +71,7 @@ class Privacy:
 
     def draw(self, round_number: int) -> list[int]:
         """The positions of a round's clients, without replacement, in ascending order."""
-        order = np.argsort(self.words(f"cohort {round_number}", self.num_clients), kind="stable")
+        order = np.argsort(self.words(f"cohort {round_number}", self.num_clients))
         return sorted(order[: self.cohort].tolist())
 
     def epsilon(self, rounds: int) -> float:

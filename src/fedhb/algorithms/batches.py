@@ -61,8 +61,8 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
     ids, sizes = clients.ids.tolist(), clients.sizes.tolist()
     if merge_single and plan.batch_size == 1:
         raise InputError("batch_size=1, and batch norm cannot train on one example: give at least 2")
-    if merge_single and 1 in sizes:
-        raise InputError(f"client {ids[sizes.index(1)]} has a single example, and batch norm cannot train on one: leave it out")
+    if merge_single:
+        refuse_single(clients)
     # the order of the examples is the same for every method, whatever else it draws: dropout, crops, a module's own noise
     orders, generators = [rng(i, "order") for i in ids], [rng(i, "noise") for i in ids]
     device = clients.train.x.device
@@ -100,6 +100,13 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
                 generators=own,
                 last_epoch=epoch == plan.epochs - 1,
             )
+
+
+def refuse_single(clients: Clients) -> None:
+    """Refuse a client with one training example where the network has batch norm."""
+    alone = clients.ids[clients.sizes == 1].tolist()
+    if alone:
+        raise InputError(f"client {alone[0]} has a single example, and batch norm cannot train on one: leave it out")
 
 
 def _bounds(n: int, width: int, merge_single: bool) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ class Ours:
     """One algorithm of fedhb at work on a task; `alone`: in this process on one thread, whatever the machine has."""
 
     def __init__(self, name: str, task: Task, clients: Clients, alone: bool = False):
-        self.clients, self.problem, self.algorithm = clients, task.problem(clients), build(name)
+        self.draw, self.problem, self.algorithm = task.cohort, task.problem(clients), build(name)
         self.state = State(server=self.algorithm.start(self.problem, Randomness(SEED)))
         self.training = Training(10**6, task.fraction, task.plan(self.algorithm.update), "constant", SEED)
         parts = self.problem, self.algorithm, clients, self.state.store
@@ -27,7 +27,7 @@ class Ours:
     def __call__(self) -> None:
         """One round."""
         torch.set_num_threads(1)  # as `fit` does
-        one_round(self.problem, self.algorithm, len(self.clients), self.training, self.state, self.executor)
+        one_round(self.problem, self.algorithm, self.draw, self.training, self.state, self.executor)
 
     def weights(self) -> dict[str, Tensor]:
         """The server's network by the names of its tensors, for algorithms that keep one."""

@@ -12,10 +12,13 @@ import torch
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.engine.executor import Traffic
-from fedhb.engine.schedule import cohort, learning_rate
+from fedhb.engine.schedule import learning_rate
 from fedhb.engine.store import ClientStore
 from fedhb.errors import DivergedError
 from fedhb.seeding import Randomness
+
+Draw = Callable[[int], list[int]]
+"""The positions of a round's clients, by the number of the round."""
 
 REMEMBERED = 10
 """Rounds whose median lengths make the running bound of filters (defence.py)."""
@@ -85,22 +88,18 @@ class Training:
 def run(
     problem: Problem,
     algorithm: Algorithm,
-    num_clients: int,
+    draw: Draw,
     training: Training,
     state: State,
     executor: Executor,
     callbacks: Sequence[Callback] = (),
-    draw: Callable[[int], list[int]] | None = None,
 ) -> None:
-    """Rounds `state.done + 1` to `training.rounds`, in place. A round counts whole or not at all.
-
-    `draw(round)` are the positions of a round's clients where they are not to follow from the seed, which everybody knows.
-    """
+    """Rounds `state.done + 1` to `training.rounds`, in place. A round counts whole or not at all."""
     for callback in callbacks:
         callback.on_start(state.done, training.rounds)
     try:
         while state.done < training.rounds:
-            record = one_round(problem, algorithm, num_clients, training, state, executor, draw)
+            record = one_round(problem, algorithm, draw, training, state, executor)
             with ExitStack() as told:  # all of them, in order, also where one raises
                 for callback in reversed(callbacks):
                     told.callback(callback.on_round, record, state)
@@ -120,20 +119,14 @@ def check_server(server: Arrays, round_number: int) -> None:
 
 
 def one_round(
-    problem: Problem,
-    algorithm: Algorithm,
-    num_clients: int,
-    training: Training,
-    state: State,
-    executor: Executor,
-    draw: Callable[[int], list[int]] | None = None,
+    problem: Problem, algorithm: Algorithm, draw: Draw, training: Training, state: State, executor: Executor
 ) -> dict[str, Any]:
     """One round, and what there is to say about it."""
     begun = time.perf_counter()
     rng = Randomness(training.seed, state.done + 1)
     lr = learning_rate(training.schedule, training.plan.lr, state.done, training.rounds)
     plan = Plan(training.plan.epochs, training.plan.batch_size, lr, training.plan.momentum, training.plan.train_head)
-    positions = draw(rng.round) if draw is not None else cohort(num_clients, training.fraction, rng)
+    positions = draw(rng.round)
     summary, traffic = executor.run(state.server, positions, plan, rng)
     lengths, sifted = state.lengths, {}
     if algorithm.gathers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -24,6 +25,11 @@ def cohort(num_clients: int, fraction: float, rng: Randomness) -> list[int]:
     while len(chosen) < count:
         chosen.update(dict.fromkeys(torch.randint(num_clients, (2 * count,), generator=generator).tolist()))
     return sorted(list(chosen)[:count])
+
+
+def by_seed(num_clients: int, fraction: float, seed: int) -> Callable[[int], list[int]]:
+    """The cohorts that follow from a seed, by the number of their round."""
+    return lambda round_number: cohort(num_clients, fraction, Randomness(seed, round_number))
 
 
 def cohort_size(num_clients: int, fraction: float) -> int:
