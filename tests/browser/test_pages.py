@@ -68,7 +68,7 @@ def test_every_plot_is_drawn(show, name):
 def test_a_regression_has_coverage_and_no_labels(show):
     with show("regression") as (page, _, _):
         plots = page.evaluate("fedhb.data.plots.map((plot) => plot.id)")
-        assert {"coverage", "rejection", "entropy", "scatter", "layers", "map"} <= set(plots)
+        assert {"coverage", "rejection-rmse", "entropy", "scatter", "layers", "map"} <= set(plots)
         assert not {"labels", "reliability", "confidence"} & set(plots)
         assert all(marks(page, plot) >= 1 for plot in plots)
         assert "site " in page.inner_text("#clients table")

@@ -406,4 +406,12 @@ def test_a_regression_beside_classes_and_novel_clients(tmp_path):
     sites = finished.regression(tmp_path / "a/r")
     classes = finished.one(tmp_path / "b", "fedavg", rounds=1, holdout_clients=2)
     write([sites, classes], tmp_path / "p.html")
-    assert "novel clients, which never trained" in words_of((tmp_path / "p.html").read_text())
+    text = (tmp_path / "p.html").read_text()
+    assert "novel clients, which never trained" in words_of(text)
+    plots = {plot["id"]: plot for plot in data_of(text)["plots"]}
+    (regression,) = (s["name"] for s in plots["scatter"]["series"])
+    (classification,) = (s["name"] for s in plots["scatter-2"]["series"])
+    assert not plots["scatter"]["percent"] and plots["scatter-2"]["percent"] and regression != classification
+    for name, method in (("rejection-rmse", regression), ("rejection", classification)):
+        assert all({s["name"] for s in shown["series"]} == {method} for shown in plots[name]["options"].values())
+    assert "bars" in plots and "bars-2" in plots

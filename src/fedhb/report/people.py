@@ -38,53 +38,61 @@ def label_heat(methods: Sequence[Method]) -> Plot | None:
 
 
 def before_and_after(methods: Sequence[Method]) -> list[Plot]:
-    """Every client's metric under the global prediction and after personalisation: points, and sorted bars per method."""
-    groups: list[dict[str, Any]] = []
-    bars: dict[str, Plot] = {}
-    better, main = [], "accuracy"
+    """Every client's metric under the global prediction and after personalisation: points, and sorted bars per method.
+
+    Methods with another metric, such as a regression's beside classes', have plots of their own.
+    """
+    by_metric: dict[str, list[tuple[Method, list[tuple[float, float, Any]]]]] = {}
     for method in methods:
         per_client = (method.first.result or {}).get("per_client") or {}
-        keys = [key for key in per_client if key.startswith("global_")]
-        if not keys:
-            continue
-        main = keys[0].removeprefix("global_")
-        before, after = per_client[f"global_{main}"], per_client[f"personalised_{main}"]
-        names = per_client.get("client") or list(range(len(before)))
-        rows = [(b, a, n) for b, a, n in zip(before, after, names, strict=True) if b is not None and a is not None]
-        gained = sum((a > b) if main == "accuracy" else (a < b) for b, a, _ in rows)
-        better.append(f"{method.name} serves {gained} of {len(rows)} clients better after it")
+        main = next((key.removeprefix("global_") for key in per_client if key.startswith("global_")), None)
+        if main is not None:
+            before, after = per_client[f"global_{main}"], per_client[f"personalised_{main}"]
+            names = per_client.get("client") or list(range(len(before)))
+            rows = [(b, a, n) for b, a, n in zip(before, after, names, strict=True) if b is not None and a is not None]
+            by_metric.setdefault(main, []).append((method, rows))
+    groups = enumerate(by_metric.items(), 1)
+    return [plot for k, (main, group) in groups for plot in _clients_by(main, group, "" if k == 1 else f"-{k}")]
+
+
+def _clients_by(main: str, group: Sequence[tuple[Method, list[tuple[float, float, Any]]]], suffix: str) -> list[Plot]:
+    """The plots of one metric; a row is a client's value before, after, and its name."""
+    what, high = NAMES.get(main, main).removesuffix(", %"), main == "accuracy"
+    groups: list[dict[str, Any]] = []
+    bars: dict[str, Plot] = {}
+    better = []
+    for method, unsorted in group:
+        gained = sum((a > b) if high else (a < b) for b, a, _ in unsorted)
+        better.append(f"{method.name} serves {gained} of {len(unsorted)} clients better after it")
         groups.append(
             {
                 "name": method.name,
                 "colour": method.style.colour,
                 "mark": method.style.mark,
-                "points": [[b, a, str(n)] for b, a, n in rows],
+                "points": [[b, a, str(n)] for b, a, n in unsorted],
             }
         )
-        rows.sort(key=lambda row: row[1], reverse=main != "accuracy")
+        rows = sorted(unsorted, key=lambda row: row[1], reverse=not high)
         worst = rows[0]
         bars[method.name] = figure(
             Figure(
-                "bars", method.name, "client", NAMES.get(main, main).removesuffix(", %"),
+                "bars", method.name, "client", what,
                 [
                     Series("global", [n for _, _, n in rows], [b for b, _, _ in rows], style=Style("#8a8f98")),
                     Series("personalised", [n for _, _, n in rows], [a for _, a, _ in rows], style=method.style),
                 ],
-                kind="bars", percent=main == "accuracy",
+                kind="bars", percent=high,
                 description=f"{method.name}: client {worst[2]} is served worst, {worst[1]:.3g} after personalisation and "
                 f"{worst[0]:.3g} before; the median client has {rows[len(rows) // 2][1]:.3g}.",
             ),
         )  # fmt: skip
-    if not groups:
-        return []
-    what = NAMES.get(main, main).removesuffix(", %")
-    side = "above" if main == "accuracy" else "below"
     scatter = points(
-        "scatter", f"Each client's {what}, before and after personalisation", (f"global {what}", f"personalised {what}"), groups,
-        note=f"A client {side} the diagonal gained by personalisation.", alt=". ".join(better) + ".",
-        diagonal=True, percent=main == "accuracy",
+        f"scatter{suffix}", f"Each client's {what}, before and after personalisation",
+        (f"global {what}", f"personalised {what}"), groups,
+        note=f"A client {'above' if high else 'below'} the diagonal gained by personalisation.", alt=". ".join(better) + ".",
+        diagonal=True, percent=high,
     )  # fmt: skip
-    sorted_bars = choices("bars", f"Clients by their personalised {what}, worst first", "method", bars)
+    sorted_bars = choices(f"bars{suffix}", f"Clients by their personalised {what}, worst first", "method", bars)
     return [scatter, *([sorted_bars] if sorted_bars else [])]
 
 

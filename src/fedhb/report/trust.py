@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fedhb.figures import Figure, Series, Style, mean_and_spread
@@ -14,6 +15,7 @@ from fedhb.report.words import listed
 
 UNSEEN = Style("#d55e00")
 FAMILIAR = Style("#0072b2")
+REJECTION = "The least certain predictions are rejected first: a model that knows what it does not know gains quickly."
 
 
 def records(method: Method, task: str, kind: str) -> list[dict[str, Any]]:
@@ -29,8 +31,8 @@ def plots(methods: Sequence[Method]) -> list[Plot]:
                  "below it they are too sure. Bins of confidence with at least ten examples."),
         _by_task("coverage", "Coverage of intervals", coverage, methods, "On the diagonal, intervals hold what they say."),
         _by_task("confidence", "Confidence", confidence, methods, "The share of test examples by confidence."),
-        _by_task("rejection", "Error against rejection", rejection, methods, "The least certain predictions are rejected first: "
-                 "a model that knows what it does not know gains quickly."),
+        _by_task("rejection", "Accuracy against rejection", partial(rejection, what="accuracy"), methods, REJECTION),
+        _by_task("rejection-rmse", "Error against rejection", partial(rejection, what="rmse"), methods, REJECTION),
         entropy(methods),
     ]  # fmt: skip
     return [plot for plot in found if plot is not None]
@@ -90,17 +92,16 @@ def confidence(methods: Sequence[Method], task: str) -> Plot | None:
     return figure(Figure("confidence", "", "confidence", "test examples", lines, kind="bars", percent=True, description=about))
 
 
-def rejection(methods: Sequence[Method], task: str) -> Plot | None:
+def rejection(methods: Sequence[Method], task: str, what: str) -> Plot | None:
     """Accuracy (or RMSE) of what is left when the least certain share is rejected."""
-    lines, gains, what = [], [], "accuracy"
+    lines, gains = [], []
     for method in methods:
-        parts = records(method, task, "rejection")
+        parts = [part for part in records(method, task, "rejection") if what in part]
         if parts:
-            what = "accuracy" if "accuracy" in parts[0] else "rmse"
             means, spreads = mean_and_spread([part[what] for part in parts])
             lines.append(Series(method.name, parts[0]["rejected"], means, spreads, method.style))
             gains.append(f"{method.name} goes from {means[0]:.3g} to {means[8]:.3g}")
-    label = "accuracy of the rest" if what == "accuracy" else "RMSE of the rest"
+    label = f"{'accuracy' if what == 'accuracy' else 'RMSE'} of the rest"
     about = f"{label[0].upper()}{label[1:]} when a fifth is rejected: {listed(gains)}."
     shown = Figure("rejection", "", "rejected", label, lines, percent=what == "accuracy", description=about)
     return figure(shown, x_percent=True) if lines else None
