@@ -29,9 +29,11 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         algorithms: Annotated[Text, typer.Option(help="only these algorithms or variants, with commas between them")] = None,
         seeds: Annotated[Text, typer.Option(help="these seeds instead of the experiment's own, with commas between them")] = None,
         width: Annotated[
-            float, typer.Option(help="multiplies the channels of the network; other widths have records of their own")
-        ] = 1,
-        rounds: Annotated[float, typer.Option(help="the share of each cell's rounds; others have records of their own")] = 1,
+            float | None, typer.Option(help="multiplies the channels of the network [1]; other widths have records of their own")
+        ] = None,
+        rounds: Annotated[
+            float | None, typer.Option(help="the share of each cell's rounds [1]; others have records of their own")
+        ] = None,
         jobs: Jobs = 1,
         folder: Annotated[Place, typer.Option(help="the folder of the experiments [experiments, from here upward]")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the tables from the records, run nothing")] = False,
@@ -53,8 +55,8 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         if seeds is not None:
             experiment = experiment.with_seeds(whole_numbers(seeds))
         asked = dataset or (), cell or (), words(algorithms)
-        scale = Scale(width, rounds)
-        scales = [] if scale.changes else experiment.recorded_scales()
+        scale = Scale(1.0 if width is None else width, 1.0 if rounds is None else rounds)
+        scales = experiment.recorded_scales() if width is None and rounds is None else []
         shown = experiment.scaled([Scale(), *scales]) if scales else experiment
         experiment = experiment.scaled([scale]) if scale.changes else experiment
         keys = experiments.choose(experiment, *asked)

@@ -103,6 +103,8 @@ def test_records_of_several_widths_live_side_by_side(folder, run):  # noqa: F811
         assert text in printed
     assert printed.count("printed 97.16") == 3  # beside each of them
     assert [r["settings"]["rounds"] for r in lines(folder)] == [4, 4, 2, 2, 4, 4]
+    _, printed = run(*words, "--show", "--width", "1")
+    assert "4 rounds, seed 0" in printed and printed.count("printed 97.16") == 1  # the full width, asked for, is shown alone
     _, printed = run("paper", "small", "--folder", folder, "--show", "--algorithms", "fedavg")
     assert "1 of 3 records are there" in printed and "width=0.5" in printed
     _, printed = run("paper", "--folder", folder)
