@@ -20,8 +20,8 @@ from fedhb.defence import Defence, defended
 from fedhb.engine import checkpoint
 from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder, as_json, sealed, write_atomically
 from fedhb.engine.keeper import Keeper
-from fedhb.engine.loop import Callback, Draw, Executor, State, Training, run
-from fedhb.engine.schedule import by_seed
+from fedhb.engine.loop import Callback, Executor, State, Training, run
+from fedhb.engine.schedule import Draw, by_seed
 from fedhb.errors import InputError
 from fedhb.privacy import Privacy, Private
 from fedhb.progress import RoundProgress

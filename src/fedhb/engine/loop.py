@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,13 +12,10 @@ import torch
 
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.engine.executor import Traffic
-from fedhb.engine.schedule import learning_rate
+from fedhb.engine.schedule import Draw, learning_rate
 from fedhb.engine.store import ClientStore
 from fedhb.errors import DivergedError
 from fedhb.seeding import Randomness
-
-Draw = Callable[[int], list[int]]
-"""The positions of a round's clients, by the number of the round."""
 
 REMEMBERED = 10
 """Rounds whose median lengths make the running bound of filters (defence.py)."""

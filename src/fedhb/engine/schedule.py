@@ -10,6 +10,9 @@ import torch
 from fedhb.errors import InputError
 from fedhb.seeding import SERVER, Randomness
 
+Draw = Callable[[int], list[int]]
+"""The positions of a round's clients, by the number of the round."""
+
 SCHEDULES = ("step", "constant", "cosine")
 
 SPARSE = 20
@@ -27,7 +30,7 @@ def cohort(num_clients: int, fraction: float, rng: Randomness) -> list[int]:
     return sorted(list(chosen)[:count])
 
 
-def by_seed(num_clients: int, fraction: float, seed: int) -> Callable[[int], list[int]]:
+def by_seed(num_clients: int, fraction: float, seed: int) -> Draw:
     """The cohorts that follow from a seed, by the number of their round."""
     return lambda round_number: cohort(num_clients, fraction, Randomness(seed, round_number))
 
