@@ -170,12 +170,15 @@ def run_all(experiment: Any, keys: Any, jobs: int, errors: Console) -> Any:
 
 
 def draw(experiment: Any, errors: Console) -> None:
-    """Write the figures of all its records to its folder, as PNG and SVG."""
+    """Write the figures of all its records, of whatever width, to its folder, as PNG and SVG."""
     from fedhb.drawing import draw_all
     from fedhb.paper import engine, experiments
+    from fedhb.paper.scale import Scale
 
     if not hasattr(experiment.kind, "figures"):
         return
+    if scales := experiment.recorded_scales():
+        experiment = experiment.scaled([Scale(), *scales])
     standing = engine.standing(experiment, experiments.choose(experiment))
     figures = experiment.kind.figures(experiment.settings, experiment.printed(), standing.records)
     try:

@@ -118,6 +118,20 @@ def test_curves_of_convergence(tmp_path, monkeypatch, capsys):
     assert line.y == pytest.approx(np.mean(curves, axis=0).tolist()) and line.x == [1, 2, 3]
 
 
+def test_what_is_recorded_with_a_part_of_the_rounds_or_at_another_width_is_drawn(tmp_path, monkeypatch, capsys):
+    folder = write(tmp_path, CONVERGENCE, "c", "")
+    asked = ("c", "--folder", folder, "--rounds", 0.67, "--cell", "all", "--seeds", 0)
+    code, said = command(monkeypatch, capsys, *asked)
+    assert code == 0 and "4 figures in" in said
+    svg = (folder / "c/figures/niw-loss.svg").read_text()
+    assert "niw, all rounds=0.67</dc:title>" in svg and "half" not in svg  # no legend tells what a single line is
+    folder = write(tmp_path / "other", PARAMETER.replace("[variants]", "[cells.more]\ndataset = 'digits'\n[variants]"), "k", "")
+    asked = ("k", "--folder", folder, "--rounds", 0.67, "--cell", "digits", "--seeds", 0)
+    assert command(monkeypatch, capsys, *asked)[0] == 0
+    names = {path.stem for path in (folder / "k/figures").iterdir()}
+    assert names == {"digits-rounds-0.67-global", "digits-rounds-0.67-personalised"}
+
+
 def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
     folder = write(tmp_path, CONVERGENCE.replace("seeds = [0, 1]", "seeds = [0]\nepochs = [1, 3]"), "c", "")
     code, said = command(monkeypatch, capsys, "c", "--folder", folder)

@@ -12,6 +12,8 @@ Record = Mapping[str, Any]
 PARAMETER = re.compile(r"(.+) (\w+)=(\S+)")
 ENOUGH = 3
 """Values of a parameter that make a figure over it."""
+DECADE = 10.0
+"""From the least to the largest of a curve's values: below it a logarithmic axis would have hardly a number on it."""
 TASKS = {"global": "global prediction", "personalised": "personalisation"}
 
 
@@ -45,10 +47,12 @@ def curves(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Figur
                     lines.append(Series(cell, list(range(1, len(means) + 1)), means, spreads, look[cell]))
             if lines:
                 ends = "; ".join(f"{line.name} ends at {line.y[-1]:.4g}" for line in lines)
+                values = [y or 0.0 for line in lines for y in line.y]
+                title = f"{variant}: {label} by round" if len(lines) > 1 else f"{variant}, {lines[0].name}"
                 found.append(
                     Figure(
-                        file_name(variant, key), f"{variant}: {label} by round", "round", label, lines, description=ends,
-                        log_y=min(y or 0.0 for line in lines for y in line.y) > 0,
+                        file_name(variant, key), title, "round", label, lines, description=ends,
+                        log_y=0 < DECADE * min(values) < max(values),
                     )
                 )  # fmt: skip
     return found
@@ -104,6 +108,8 @@ def parameters(settings: Mapping[str, Any], printed: Sequence[Record], records: 
                 if any(value is not None for value in theirs):
                     style = Style(look[method].colour, "dotted", look[method].mark)
                     lines.append(Series(f"{method}, printed", values, theirs, style=style))
+            if not lines:  # a cell of which nothing is recorded at this width
+                continue
             best = [f"{one.name} {100 * max(y for y in one.y if y is not None):.2f} %" for one in lines]
             found.append(
                 Figure(
