@@ -75,7 +75,7 @@ def by_epoch(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Fig
                 gains = ", ".join(f"{line.name} from {line.y[0]:.3g} to {line.y[-1]:.3g}" for line in lines)
                 found.append(
                     Figure(
-                        file_name(cell, "personalisation", metric), f"{cell}: {label} while clients personalise",
+                        file_name(cell, "personalisation", metric), f"{cell}: while clients personalise",
                         "epochs of personalisation", label, lines, percent=metric == "accuracy", description=f"{gains}.",
                     )
                 )  # fmt: skip
