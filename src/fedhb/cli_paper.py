@@ -57,7 +57,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         asked = dataset or (), cell or (), words(algorithms)
         scale = Scale(1.0 if width is None else width, 1.0 if rounds is None else rounds)
         scales = experiment.recorded_scales() if width is None and rounds is None else []
-        shown = experiment.scaled([Scale(), *scales]) if scales else experiment
+        shown = experiment.with_recorded_scales()
         experiment = experiment.scaled([scale]) if scale.changes else experiment
         keys = experiments.choose(experiment, *asked)
         standing = engine.standing(experiment, keys)
@@ -173,12 +173,10 @@ def draw(experiment: Any, errors: Console) -> None:
     """Write the figures of all its records, of whatever width, to its folder, as PNG and SVG."""
     from fedhb.drawing import draw_all
     from fedhb.paper import engine, experiments
-    from fedhb.paper.scale import Scale
 
     if not hasattr(experiment.kind, "figures"):
         return
-    if scales := experiment.recorded_scales():
-        experiment = experiment.scaled([Scale(), *scales])
+    experiment = experiment.with_recorded_scales()
     standing = engine.standing(experiment, experiments.choose(experiment))
     figures = experiment.kind.figures(experiment.settings, experiment.printed(), standing.records)
     try:

@@ -86,6 +86,11 @@ class Experiment:
         found = dict.fromkeys(scale.parse(str(key.get("cell", "")))[1] for key in self._recorded)
         return sorted((one for one in found if one.changes), key=lambda one: (one.width, one.rounds))
 
+    def with_recorded_scales(self) -> Experiment:
+        """The same with every cell also at the scales that there are records of."""
+        scales = self.recorded_scales()
+        return self.scaled([Scale(), *scales]) if scales else self
+
     def with_recorded_seeds(self) -> Experiment:
         """The same with every seed that there are records of."""
         return self.with_seeds(sorted({key["seed"] for key in self._recorded if "seed" in key}))
