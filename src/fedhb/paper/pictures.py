@@ -108,8 +108,6 @@ def parameters(settings: Mapping[str, Any], printed: Sequence[Record], records: 
                 if any(value is not None for value in theirs):
                     style = Style(look[method].colour, "dotted", look[method].mark)
                     lines.append(Series(f"{method}, printed", values, theirs, style=style))
-            if not lines:  # a cell of which nothing is recorded at this width
-                continue
             best = [f"{one.name} {100 * max(y for y in one.y if y is not None):.2f} %" for one in lines]
             found.append(
                 Figure(
