@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from test_engine import lines, run  # noqa: F401 (a fixture)
 
 from fedhb.data.corruptions import CORRUPTIONS
 from fedhb.paper import experiments, table
+from fedhb.paper.cells import dataset_of
 from fedhb.paper.scale import Scale
 
 IMAGES, CLASSES = 100, 5
@@ -45,6 +47,7 @@ all,fedavg,holdout_personalised,accuracy,66.66,1.00
 def files(tmp_path, monkeypatch):
     """CIFAR-100 and CIFAR-100-C in which a picture's red says its class."""
     monkeypatch.setenv("FEDHB_DATA", str(tmp_path))
+    dataset_of.cache_clear()
     labels, rng = np.arange(IMAGES) % CLASSES, np.random.default_rng(0)
     (tmp_path / "cifar-100").mkdir()
     (tmp_path / "CIFAR-100-C").mkdir()
@@ -73,6 +76,34 @@ def test_the_table_has_the_three_tasks_beside_the_printed_numbers(files, run):  
     assert result["clean"]["accuracy"] > 0.4  # the same pictures: what was learnt of them holds
     assert "CIFAR-100-C, 10 rounds, seed 0" in printed
     assert record["settings"]["group_split"] == "image" and record["settings"]["clean"] == "cifar-100"
+
+
+def test_images_that_others_train_on_are_known_under_every_corruption(files, run):  # noqa: F811
+    """Classes without any rule can only be learnt by heart: what tells a split that leaks from one that does not."""
+    bands = np.random.default_rng(1).integers(0, 256, size=(IMAGES, 4, 1, 3)).astype(np.uint8)
+    pictures = np.broadcast_to(bands.repeat(8, axis=1), (IMAGES, 32, 32, 3))  # much the same when cropped and flipped
+    for name in CORRUPTIONS:
+        np.save(files / f"CIFAR-100-C/{name}.npy", np.tile(pictures, (5, 1, 1, 1)))
+    changes = (
+        ("fraction = 0.5", "fraction = 1.0"),
+        ("hidden = 16", "hidden = 64"),
+        ("rounds = 10", "rounds = 30"),
+        ("lr = 0.02", "lr = 0.1"),
+    )
+    learnt = reduce(lambda text, change: text.replace(*change), changes, SETTINGS)
+    folder = write(files / "experiments", learnt, printed="")
+    assert run("paper", "small", "--folder", folder)[0] == 0
+    result = lines(folder)[0]["result"]
+    assert result["leak"]["known"]["accuracy"] > 0.9 and result["leak"]["novel"]["accuracy"] > 0.9
+    assert result["global"]["accuracy"] < 0.6 and result["holdout_global"]["accuracy"] < 0.6
+    (shown,) = table.leak_table(lines(folder))
+    tasks = result["global"], result["leak"]["known"], result["holdout_global"], result["leak"]["novel"]
+    assert [next(column.cells) for column in shown.columns[2:]] == [f"{100 * task['accuracy']:.2f}" for task in tasks]
+
+    leaking = write(files / "leaking", learnt.replace("[common]", '[common]\ngroup_split = "group"'), printed="")
+    assert run("paper", "small", "--folder", leaking)[0] == 0
+    result = lines(leaking)[0]["result"]
+    assert "leak" not in result and result["global"]["accuracy"] > 0.6  # nothing to foretell: the test itself leaks
 
 
 def test_what_is_missing_is_said_before_it_runs(files, run):  # noqa: F811

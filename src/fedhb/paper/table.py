@@ -3,7 +3,8 @@
 The result of a key: the metrics of both tasks (means over clients, last round) and of hold-out clients, the mean over rounds of
 the prior's share of the clients' objective, bytes, seconds, the data set's title and the hashes of its files; for a mixture also
 its global prediction under other gates, for a method whose clients predict with what they remember also its prediction without it
-(`population`), and where settings.toml has `clean`, global prediction on the images of that data set.
+(`population`), where images have copies in several groups its prediction of images that were trained on (`leak`), and where
+settings.toml has `clean`, global prediction on the images of that data set.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from fedhb.engine.store import ClientStore
 from fedhb.evaluation.evaluate import global_metrics, mean
 from fedhb.experiment import make_clients, train
 from fedhb.figures import Figure
-from fedhb.paper import clean, gates, pictures, ranks
+from fedhb.paper import clean, gates, leak, pictures, ranks
 from fedhb.paper.cells import Key, Tell, Told, dataset_of, resolved, settings_of, work
 from fedhb.paper.records import star
 from fedhb.run import Run, one_thread
@@ -65,6 +67,7 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
         result["clean"] = clean.metrics(found, data.load(settings["clean"]))
     others = {
         "gates": gates.metrics(found, chosen, dataset_of(chosen.dataset)),
+        "leak": leak.metrics(found, chosen, dataset_of(chosen.dataset)),
         "population": population(found, chosen),
     }
     return result | {name: other for name, other in others.items() if other}
@@ -125,7 +128,7 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
         for row in zip(variants, *columns.values(), strict=True):
             table.add_row(*row)
         shown.append(table)
-    return shown + rank_table(variants, tasks, records) + gate_table(records)
+    return shown + rank_table(variants, tasks, records) + gate_table(records) + leak_table(records)
 
 
 def figures(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Figure]:
@@ -223,14 +226,34 @@ def ranked(variants: Sequence[str], task: str, records: Sequence[Record]) -> tup
 
 def gate_table(records: Sequence[Record]) -> list[Table]:
     """Global accuracy of mixtures under their own gate, equal shares, and the prototype that fits the client's own data best."""
-    some = [r for r in records if r["result"].get("gates")]
-    if not some:
+    return accuracies(records, "mixtures: global accuracy by gate", {gate: ("gates", gate) for gate in gates.GATES})
+
+
+def leak_table(records: Sequence[Record]) -> list[Table]:
+    """Global accuracy of images of which no copy was trained on, and of images of which one was."""
+    columns = {
+        "known groups, test images": ("global",),
+        "known groups, training images": ("leak", "known"),
+        "novel groups, test images": ("holdout_global",),
+        "novel groups, images that others train on": ("leak", "novel"),
+    }
+    return accuracies(records, "global accuracy of images no copy of which was trained on, and of others", columns)
+
+
+def accuracies(records: Sequence[Record], title: str, columns: Mapping[str, Sequence[str]]) -> list[Table]:
+    """Accuracies of every cell and variant, a column for each place in a result; nothing where no result has any."""
+    found: dict[tuple[str, str], list[tuple[Record, list[float]]]] = {}
+    for r in records:
+        places = [reduce(lambda part, name: part.get(name) or {}, path, r["result"]) for path in columns.values()]
+        if all(places):
+            each = found.setdefault((r["key"]["cell"], r["key"]["variant"]), [])
+            each.append((r, [100 * metrics["accuracy"] for metrics in places]))
+    if not found:
         return []
-    table = Table("cell", "", *gates.GATES, title="mixtures: global accuracy by gate")
-    for cell, variant in dict.fromkeys((r["key"]["cell"], r["key"]["variant"]) for r in some):
-        mine = [r for r in some if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
-        accuracies = [[100 * r["result"]["gates"][gate]["accuracy"] for r in mine] for gate in gates.GATES]
-        table.add_row(cell, f"{variant}{star(mine)}", *(spread(values, 2) for values in accuracies))
+    table = Table("cell", "", *columns, title=title)
+    for (cell, variant), mine in found.items():
+        values = zip(*(row for _, row in mine), strict=True)
+        table.add_row(cell, f"{variant}{star([r for r, _ in mine])}", *(spread(column, 2) for column in values))
     return [table]
 
 
