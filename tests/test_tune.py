@@ -133,6 +133,7 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
     [
         (("seeds = [100, 101]", "seeds = [100, 2]"), "reported with seed 2"),
         (("seeds = [100, 101]", "seeds = [17]"), "reported with seed 17"),
+        (("seeds = [100, 101]", "seeds = [18]"), "reported with seed 18"),
         (("validation = 0.2", "evaluate_on = 'test'"), "evaluate_on must be validation"),
         (('cells = ["two"]', 'cells = ["too"]'), "stages has 'too' .did you mean 'two'"),
         (('cells = ["two"]', 'cells = ["two"]\nseeds = [1]'), "reported with seed 1"),
@@ -153,7 +154,7 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
 )
 def test_a_space_that_would_spoil_the_comparison_is_refused(tmp_path, change, says):
     (tmp_path / "table").mkdir()
-    (tmp_path / "table/settings.toml").write_text("seeds = [16, 17]\n")
+    (tmp_path / "table/settings.toml").write_text("seeds = [16, 17]\n[cells.one]\nseeds = [18]\n")
     path = write(tmp_path, SPACE.replace(*change))
     with pytest.raises(InputError, match=says):
         run(path, ["niw"])
@@ -257,7 +258,7 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
         return gather(self, k, most)
 
     monkeypatch.setattr(experiment, "make_clients", poisoned)
-    monkeypatch.setattr("fedhb.paper.gates.make_clients", poisoned)
+    monkeypatch.setattr("fedhb.paper.cells.make_clients", poisoned)
     monkeypatch.setattr(Share, "examples", watched)
     assert run(path)[0] == clean
     with pytest.raises(AssertionError, match="a test example was read"):

@@ -76,7 +76,8 @@ class Space:
         _check_kinds(path, content)
         others = [read_toml(p) for p in sorted(path.parent.parent.glob("*/settings.toml"))]
         reporting = [one for one in others if one.get("common", {}).get("evaluate_on") != "validation"]
-        seen = REPORTED.union(*(one.get("seeds", []) for one in reporting))
+        parts = [part for one in reporting for part in (one, *one.get("cells", {}).values())]  # cells may have seeds of their own
+        seen = REPORTED.union(*(part.get("seeds", []) for part in parts))
         for seed in {*content["seeds"], *(seed for stage in content["stages"] for seed in stage.get("seeds", []))}:
             if seed in seen:
                 raise InputError(f"{path}: results are reported with seed {seed}: tune with others, such as 100 and 101")
