@@ -115,7 +115,7 @@ def test_a_constant_image(name, value):
     elif name == "snow":
         assert (found >= 0.8 * value).all() and (value == 255 or (found > value).mean() > 0.5)
     else:
-        assert found.min() >= 0 and found.max() <= 255
+        assert (found != value).any()  # what it looks like is tested below
 
 
 @pytest.mark.parametrize(
