@@ -88,7 +88,7 @@ def table(results: Mapping[str, Any], title: str) -> Table:
     caption = [f"{name} over FedBABU: {results[f'{name}_over_fedbabu']['ratio']:.2f}" for name in ("niw", "mixture")]
     if "flower_startup" in results:
         caption.append(f"Flower's start-up: {results['flower_startup']:.1f} s")
-    caption.append(f"fedavg has plain PyTorch's weights after a round, up to {results['agreement']['fedavg']:.0e}")
+    caption.append(f"fedavg's weights differ from plain PyTorch's by up to {results['agreement']['fedavg']:.0e} after a round")
     shown = Table(
         "contender", "", title=title, caption="; ".join(caption) + "".join(f"\n{escape(note)}" for note in results["notes"])
     )
