@@ -20,7 +20,7 @@ from small import COMMON, SETTINGS, write
 from fedhb import cli
 from fedhb.cli_paper import as_markdown
 from fedhb.errors import DivergedError, InputError
-from fedhb.paper import engine, experiments, jobs, records, table
+from fedhb.paper import cells, engine, experiments, jobs, records, table
 from fedhb.paper.watch import Shown
 
 
@@ -152,6 +152,12 @@ def test_a_run_that_another_table_has_is_taken_from_there(tmp_path, monkeypatch)
         engine.complete(changed, keys, 1, Silent())
 
 
+def test_a_line_ends_where_json_ends_it(tmp_path):
+    key = {"cell": "a\u2028b\x85c", "seed": 0}
+    records.append(tmp_path / "records.jsonl", {"key": key})
+    assert [r["key"] for r in records.read(tmp_path / "records.jsonl")] == [key]
+
+
 def test_a_line_cut_short_is_passed_over_and_hurts_no_other(tmp_path):
     path = tmp_path / "records.jsonl"
     records.append(path, {"key": {"seed": 0}})
@@ -206,20 +212,32 @@ def test_a_default_that_changes_makes_a_record_stale(tmp_path, monkeypatch):
     assert [r["stale"] for r in now.stale] == [["lr"]] * 2
 
 
-def test_a_setting_that_is_new_matters_only_off_its_default():
+def test_a_setting_that_is_new_matters_only_where_it_is_not_what_there_was_before():
+    def effective(settings, names):
+        return dict.fromkeys(names, 0) | dict(settings)
+
     record = {"settings": {"lr": 0.1}}
-    assert records.changed(record, {"lr": 0.1, "new": 0}, lambda name: 0) == []
-    assert records.changed(record, {"lr": 0.1, "new": 1}, lambda name: 0) == ["new"]
-    assert records.changed(record, {"new": 0}, lambda name: 0) == ["lr"]
-    assert records.changed(record, {"lr": 0.1, "new": 0}, lambda name: records.MISSING) == ["new"]
-    assert records.changed({"settings": {"a": [1, 2]}}, {"a": (1, 2)}, lambda name: None) == []
+    assert records.changed(record, {"lr": 0.1, "new": 0}, effective) == []
+    assert records.changed(record, {"lr": 0.1, "new": 1}, effective) == ["new"]
+    assert records.changed(record, {"new": 0}, effective) == ["lr"]
+    assert records.changed(record, {"lr": 0.1, "new": 0}, lambda settings, names: settings) == ["new"]
+    assert records.changed({"settings": {"a": [1, 2]}}, {"a": (1, 2)}, effective) == []
+
+
+def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
+    now = {"niw.dof": "per_layer", "niw.relax": True, "niw.along": True, "niw.same_steps": True, "lr": 0.1}
+    record = {"settings": {"niw.dof": "per_layer", "niw.relax": True}}
+    assert records.changed(record, now, cells.effective) == ["niw.along", "niw.same_steps"]
+    for other in ({"niw.relax": False, "niw.same_steps": False}, {"niw.dof": "full"}):  # where it does nothing
+        assert records.changed({"settings": record["settings"] | other}, now | other, cells.effective) == []
+        assert records.changed({"settings": now | other}, now | other | {"niw.along": False}, cells.effective) == []
 
 
 def test_the_newest_valid_record_counts():
     key = {"seed": 0}
     kept = [{"key": key, "settings": {"a": a}, "result": n} for n, a in enumerate((1, 1, 2, 3))]
     for now, result, stale in ((1, 1, []), (2, 2, []), (9, 3, ["a"])):
-        (found,) = records.current(kept, [(key, {"a": now})], lambda name: None).values()
+        (found,) = records.current(kept, [(key, {"a": now})], lambda settings, names: settings).values()
         assert (found["result"], found["stale"]) == (result, stale)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 from small import COMMON, write
 
@@ -65,9 +67,34 @@ def test_a_variant_overrides_its_cell_and_a_cell_the_common_settings():
     assert flat["niw.eps"] == build("niw").eps and not any(name.startswith("mixture") for name in flat)
 
 
-def test_the_default_of_a_setting():
-    assert cells.default("lr") == 0.1 and cells.default("niw.eps") == build("niw").eps
-    assert cells.default("model.hidden") is cells.default("nosuch") is cells.default("niw.nosuch") is cells.MISSING
+def test_the_clients_are_where_the_network_is():
+    run = SimpleNamespace(problem=SimpleNamespace(network=SimpleNamespace(device=torch.device("meta"))))
+    clients, novel = cells.clients_of(run, Settings(dataset="digits", num_clients=5, holdout_clients=2))
+    assert (len(clients), len(novel)) == (3, 2)
+    assert all(share.x.is_meta for share in (clients.train, clients.test, novel.train, novel.test))
+    assert cells.clients_of(run, Settings(dataset="digits", num_clients=5))[1] is None
+
+
+@pytest.mark.parametrize(("name", "grid", "parts"), [
+    ("theorem_convergence", "steps", ("gap", "last")),
+    ("theorem_generalisation", "n", ("hellinger", "global", "best", "printed")),
+])  # fmt: skip
+def test_records_that_were_taken_at_other_places_are_not_averaged_with_the_others(name, grid, parts):
+    experiment = experiments.load(ROOT, name)
+    kept = engine.standing(experiment, experiments.choose(experiment)).records
+    old = {part: kept[0]["result"][part][:-1] for part in (grid, *parts)}
+    mixed = [{**kept[0], "result": kept[0]["result"] | old, "stale": ["seeds"]}, *kept[1:]]
+    for some in (mixed, mixed[:1]):  # beside valid ones, and alone
+        assert "*" in shown(experiment.kind.tables(experiment.settings, [], some)) or len(some) > 1
+        assert experiment.kind.figures(experiment.settings, [], some)
+    without = experiment.kind.tables(experiment.settings, [], kept[1:])
+    assert shown(experiment.kind.tables(experiment.settings, [], mixed)) == shown(without)
+
+
+def test_what_there_was_before_a_setting():
+    assert cells.before("niw.along") is False and build("niw").along  # what was trained before it came did not go along
+    assert cells.before("lr") == 0.1 and cells.before("niw.eps") == build("niw").eps
+    assert cells.before("model.hidden") is cells.before("nosuch") is cells.before("niw.nosuch") is cells.MISSING
 
 
 # ---- table
@@ -114,7 +141,7 @@ def test_gates_by_hand():
         num_clients=6, shards_per_client=3, rounds=2, algorithm="mixture", options={"mixture": {"noise": 0.3, "begin": "nearest"}}
     )
     run = train(chosen, None, progress=False)
-    found = gates.metrics(run, chosen, cells.dataset_of("digits"))
+    found = gates.metrics(run, chosen)
     clients, _ = make_clients(chosen)
     problem, server = run.problem, run.state.server
     oracle, uniform, best = [], [], set()

@@ -18,16 +18,19 @@ A variant overrides its cell, a cell the common settings; tables of algorithms a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from fedhb import data, nets
 from fedhb.algorithms import ALGORITHMS, build
+from fedhb.clients import Clients
 from fedhb.data.dataset import Dataset
 from fedhb.engine.loop import Callback, State
 from fedhb.errors import InputError
+from fedhb.experiment import make_clients
 from fedhb.paper.records import MISSING, Key
+from fedhb.run import Run
 from fedhb.settings import Settings
 from fedhb.values import did_you_mean
 
@@ -39,6 +42,9 @@ CHOOSING = ("seeds", "only")
 
 WHERE = ("workers", "device", "checkpoint_every", "options", "data")
 """Fields of Settings that no result depends on, or that are resolved below."""
+
+BEFORE = {"niw.relax": False, "niw.along": False, "niw.same_steps": False}
+"""What there was before a setting whose default is not that."""
 
 
 def work(settings: Mapping[str, Any]) -> list[Key]:
@@ -97,17 +103,35 @@ def flat(chosen: Settings) -> dict[str, Any]:
     return found | {f"model.{name}": value for name, value in chosen.options.get("model", {}).items()}
 
 
-def default(name: str) -> Any:
-    """The default of a setting by its name in `resolved`."""
+def effective(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Settings as they act: names that they lack at what there was before them, and what does nothing beside the others off."""
+    found = {name: value for name in names if (value := before(name)) is not MISSING} | dict(settings)
+    layered = found.get("niw.dof") == "per_layer"
+    for name, acts in (("niw.relax", layered), ("niw.same_steps", layered), ("niw.along", layered and found.get("niw.relax"))):
+        if name in found:
+            found[name] = bool(acts and found[name])
+    return found
+
+
+def before(name: str) -> Any:
+    """What there was before a setting, by its name in `resolved`: mostly its default."""
     table, dot, field = name.partition(".")
     owner = ALGORITHMS.get(table) if dot else Settings
-    return next((f.default for f in dataclasses.fields(owner) if f.name == (field or name)), MISSING) if owner else MISSING
+    default = next((f.default for f in dataclasses.fields(owner) if f.name == (field or name)), MISSING) if owner else MISSING
+    return BEFORE.get(name, default)
 
 
 @lru_cache(maxsize=1)
 def dataset_of(name: str) -> Dataset:
     """A data set, kept for the next run."""
     return data.load(name)
+
+
+def clients_of(run: Run, settings: Settings) -> tuple[Clients, Clients | None]:
+    """The clients of a run and the novel ones, on the device that its network is on."""
+    clients, novel = make_clients(settings, dataset_of(settings.dataset))
+    device = str(run.problem.network.device)
+    return clients.to(device), novel.to(device) if novel is not None else None
 
 
 class Told(Callback):

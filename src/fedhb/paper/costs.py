@@ -59,6 +59,7 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     options = fit_options(replace(chosen, rounds=1, fraction=1 / len(clients))) | {"evaluate_on": None}
     found = fit(model, clients, algorithm, **options, progress=False)
     plan = Plan(chosen.local_epochs, chosen.batch_size, chosen.lr, chosen.momentum, algorithm.update == "full")
+    clients = clients.to(str(found.problem.network.device))
     seconds = measure(found, clients, plan, chosen.fraction, settings.get("repeats", REPEATS), tell)
     batches = math.ceil(int(clients.sizes[0]) / chosen.batch_size)
     sent = found.result["communication"]["per_client_round"]

@@ -69,8 +69,8 @@ def standing(experiment: Experiment, keys: Sequence[Key]) -> Standing:
     """Where it stands."""
     now = {identity(key): experiment.resolved(key) for key in keys}
     kept = records.read(experiment.path / "records.jsonl")
-    default = cells.default if hasattr(experiment.kind, "resolved") else lambda name: records.MISSING
-    return Standing(keys, now, records.current(kept, [(key, now[identity(key)]) for key in keys], default))
+    effective = cells.effective if hasattr(experiment.kind, "resolved") else lambda settings, names: settings
+    return Standing(keys, now, records.current(kept, [(key, now[identity(key)]) for key in keys], effective))
 
 
 def lacking(settings: Sequence[Mapping[str, Any]], remedies: bool = True) -> dict[str, str]:
@@ -140,7 +140,7 @@ def lent(experiment: Experiment, now: Standing) -> list[dict[str, Any]]:
     found = []
     for key in now.missing:
         for name, record in reversed(others):  # the newest
-            if "result" in record and not records.changed(record, now.settings[identity(key)], cells.default):
+            if "result" in record and not records.changed(record, now.settings[identity(key)], cells.effective):
                 found.append({**record, "key": dict(key), "of": record.get("of", name)})
                 break
     return found

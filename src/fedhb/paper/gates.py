@@ -13,22 +13,21 @@ import torch
 
 from fedhb.algorithms import Mixture
 from fedhb.algorithms.base import mixture_prediction, uniform
-from fedhb.data.dataset import Dataset
 from fedhb.evaluation.evaluate import mean
-from fedhb.experiment import make_clients
 from fedhb.network import Weights
+from fedhb.paper.cells import clients_of
 from fedhb.run import Run, one_thread
 from fedhb.settings import Settings
 
 GATES = ("learned", "uniform", "oracle")
 
 
-def metrics(run: Run, settings: Settings, dataset: Dataset) -> dict[str, Any]:
+def metrics(run: Run, settings: Settings) -> dict[str, Any]:
     """The means over clients of each gate's metrics; nothing where the algorithm is no mixture of several prototypes."""
     algorithm, server, problem = run.algorithm, run.state.server, run.problem
     if not isinstance(algorithm, Mixture) or len(server["r"]) < 2:
         return {}
-    clients, _ = make_clients(settings, dataset)
+    clients, _ = clients_of(run, settings)
     share = getattr(clients, settings.evaluate_on)
     prototypes = algorithm.prototypes(problem, server)
     count = len(prototypes.theta)
@@ -39,7 +38,7 @@ def metrics(run: Run, settings: Settings, dataset: Dataset) -> dict[str, Any]:
             x, y = share.examples(k)
             one = Weights(prototypes.theta[j : j + 1], prototypes.head[j : j + 1], prototypes.buffers[j : j + 1])
             equal = mixture_prediction(problem, prototypes, uniform(count, x, problem.network.dtype), x)
-            nearest = mixture_prediction(problem, one, torch.ones(1, len(x), dtype=problem.network.dtype), x)
+            nearest = mixture_prediction(problem, one, torch.ones(1, len(x), dtype=problem.network.dtype, device=x.device), x)
             found["uniform"].append(problem.likelihood.metrics(equal, y))
             found["oracle"].append(problem.likelihood.metrics(nearest, y))
     return {"learned": run.result["global"]} | {gate: mean(each) for gate, each in found.items()}

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedhb.data.dataset import Dataset
 from fedhb.engine.store import ClientStore
 from fedhb.evaluation.evaluate import global_metrics, mean
-from fedhb.experiment import make_clients
+from fedhb.paper.cells import clients_of, dataset_of
 from fedhb.run import Run, one_thread
 from fedhb.settings import Settings
 
@@ -23,13 +22,13 @@ COUNT = 100
 """Training images of a client that are predicted, about as many as it is tested on: batch norm may depend on their number."""
 
 
-def metrics(run: Run, settings: Settings, dataset: Dataset) -> dict[str, Any]:
+def metrics(run: Run, settings: Settings) -> dict[str, Any]:
     """The means over clients of the metrics of both kinds; nothing where images have no copies, or are split in another way."""
-    if not dataset.groups or settings.group_split != "image":
+    if not dataset_of(settings.dataset).groups or settings.group_split != "image":
         return {}
     found = {}
     with one_thread():
-        for kind, clients in zip(KINDS, make_clients(settings, dataset), strict=True):
+        for kind, clients in zip(KINDS, clients_of(run, settings), strict=True):
             if clients is not None:
                 some = clients.with_at_most(COUNT, settings.seed)
                 each = global_metrics(run.problem, run.algorithm, run.state.server, some, ClientStore(), run.rng, "train")

@@ -1,15 +1,16 @@
-"""Records: finished work, a JSON line each, appended and kept for ever.
+"""Records: finished work, a JSON line each, appended.
 
 A record is {"key", "result", "settings", "seconds", "commit", "versions", "command"}, and {"of"} where another table lent it. Its
 `settings` are everything that the result depends on, resolved. It is stale where these are no longer the present ones; then the
-work is done again. A setting that did not exist when the record was made makes it stale only if it is not at its default.
+work is done again. A setting that did not exist when the record was made makes it stale only if it is not at what there was
+before it (`cells.effective`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def identity(key: Key) -> str:
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a file, oldest first. Lines that a crash cut short are passed over."""
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
@@ -46,12 +47,15 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def changed(record: Mapping[str, Any], now: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
+Effective = Callable[[Mapping[str, Any], Iterable[str]], Mapping[str, Any]]
+"""Settings as they act, where those of these names that they lack are at what there was before them."""
+
+
+def changed(record: Mapping[str, Any], now: Mapping[str, Any], effective: Effective) -> list[str]:
     """The settings by which a record is stale."""
-    then: Mapping[str, Any] = record.get("settings", {})
     plain = json.loads(json.dumps(now))  # as a record keeps it: tuples are lists
-    found = [name for name, value in then.items() if name not in plain or plain[name] != value]
-    return found + [name for name, value in plain.items() if name not in then and default(name) != value]
+    then, present = effective(record.get("settings", {}), plain), effective(plain, ())
+    return [name for name in {**then, **present} if then.get(name, MISSING) != present.get(name, MISSING)]
 
 
 def star(records: Iterable[Mapping[str, Any]]) -> str:
@@ -59,8 +63,14 @@ def star(records: Iterable[Mapping[str, Any]]) -> str:
     return "*" if any(record.get("stale") for record in records) else ""
 
 
+def on_one_grid(records: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """Those whose results were taken at the same places (under this name) as a valid one: others have no mean with it."""
+    grid = next((r["result"].get(name) for r in (*(r for r in records if not r.get("stale")), *reversed(records))), None)
+    return [r for r in records if r["result"].get(name) == grid]
+
+
 def current(
-    records: Iterable[Mapping[str, Any]], wanted: Iterable[tuple[Key, Mapping[str, Any]]], default: Callable[[str], Any]
+    records: Iterable[Mapping[str, Any]], wanted: Iterable[tuple[Key, Mapping[str, Any]]], effective: Effective
 ) -> dict[str, dict[str, Any]]:
     """For each wanted (key, present settings) that has a record, by the key's identity: the newest valid one, else the newest,
     with `stale`: the settings that have changed."""
@@ -69,7 +79,7 @@ def current(
     for record in records:
         name = identity(record["key"])
         if name in now:
-            stale = changed(record, now[name], default)
+            stale = changed(record, now[name], effective)
             if not stale or name not in found or found[name]["stale"]:
                 found[name] = {**record, "stale": stale}
     return found

@@ -21,10 +21,10 @@ from rich.table import Table
 from fedhb import data
 from fedhb.engine.store import ClientStore
 from fedhb.evaluation.evaluate import global_metrics, mean
-from fedhb.experiment import make_clients, train
+from fedhb.experiment import train
 from fedhb.figures import Figure
 from fedhb.paper import clean, gates, leak, pictures, ranks
-from fedhb.paper.cells import Key, Tell, Told, dataset_of, resolved, settings_of, work
+from fedhb.paper.cells import Key, Tell, Told, clients_of, dataset_of, resolved, settings_of, work
 from fedhb.paper.records import star
 from fedhb.run import Run, one_thread
 from fedhb.settings import Settings
@@ -66,8 +66,8 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
         tell(0.95, f"training images of {settings['clean']}")
         result["clean"] = clean.metrics(found, data.load(settings["clean"]))
     others = {
-        "gates": gates.metrics(found, chosen, dataset_of(chosen.dataset)),
-        "leak": leak.metrics(found, chosen, dataset_of(chosen.dataset)),
+        "gates": gates.metrics(found, chosen),
+        "leak": leak.metrics(found, chosen),
         "population": population(found, chosen),
     }
     return result | {name: other for name, other in others.items() if other}
@@ -79,7 +79,7 @@ def population(run: Run, settings: Settings) -> dict[str, float]:
     A client of FedEM or FedPop that took part predicts with its own mixture weights or heads: a personal model, among the others'
     global ones.
     """
-    clients, _ = make_clients(settings, dataset_of(settings.dataset))
+    clients, _ = clients_of(run, settings)
     if not run.algorithm.remember(run.problem, clients.select([0])):
         return {}
     with one_thread():

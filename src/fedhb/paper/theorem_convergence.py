@@ -18,7 +18,7 @@ from fedhb.figures import Figure
 from fedhb.paper import pictures
 from fedhb.paper.blocks import Blocks, bound_for_rounds, descend, grid, printed_bound, printed_rule, slope, sublevel_constants
 from fedhb.paper.convex import make
-from fedhb.paper.records import star
+from fedhb.paper.records import on_one_grid, star
 
 Settings = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -90,7 +90,7 @@ def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[
     """
     chosen, rows = _of(settings, cell), []
     for variant in dict.fromkeys(key["variant"] for key in work(settings) if key["cell"] == cell):
-        mine = [r for r in records if r["key"]["cell"] == cell and r["key"]["variant"] == variant]
+        mine = on_one_grid([r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)], "steps")
         results = [r["result"] for r in mine]
         if not results:
             continue

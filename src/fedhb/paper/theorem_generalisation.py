@@ -27,7 +27,7 @@ from fedhb.likelihood import GaussianRegression
 from fedhb.paper import pictures
 from fedhb.paper.blocks import slope
 from fedhb.paper.hellinger import Array, Backbone, certificate, log_ratio, squared_hellinger
-from fedhb.paper.records import star
+from fedhb.paper.records import on_one_grid, star
 from fedhb.run import Run
 from fedhb.seeding import SERVER, Randomness, derive
 
@@ -193,13 +193,11 @@ def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[
     found = []
     for cell in settings["cells"]:
         chosen = {**settings, **settings["cells"][cell]}
-        rows = []
-        for variant in chosen["variants"]:
-            mine = [r for r in records if r["key"]["cell"] == cell and r["key"]["variant"] == variant]
-            if mine:
-                rows.append((f"{variant}{star(mine)}", [r["result"] for r in mine]))
+        mine = on_one_grid([r for r in records if r["key"]["cell"] == cell], "n")
+        each = {variant: [r for r in mine if r["key"]["variant"] == variant] for variant in chosen["variants"]}
+        rows = [(f"{variant}{star(own)}", [r["result"] for r in own]) for variant, own in each.items() if own]
         if rows:
-            found += [_distances(cell, chosen, rows), _bounds(cell, chosen, rows)]
+            found += [_distances(cell, rows), _bounds(cell, chosen, rows)]
     return found
 
 
@@ -209,21 +207,22 @@ def figures(settings: Settings, printed: Any, records: Sequence[Record]) -> list
     for cell in settings["cells"]:
         chosen = {**settings, **settings["cells"][cell]}
         lines: dict[str, list[Any]] = {}
+        mine = on_one_grid([r for r in records if r["key"]["cell"] == cell], "n")
         for variant in chosen["variants"]:
-            results = [r["result"] for r in records if r["key"]["cell"] == cell and r["key"]["variant"] == variant]
+            results = [r["result"] for r in mine if r["key"]["variant"] == variant]
             if results and not lines:
                 lines["best certificate"] = [[entry["certificate"] for entry in r["best"]] for r in results]
                 lines[f"{variant}, global"] = [r["global"] for r in results]
             if results:
                 lines[variant] = [r["hellinger"] for r in results]
         if lines:
-            found.append(pictures.distances(cell, chosen["sizes"], lines))
+            found.append(pictures.distances(cell, mine[0]["result"]["n"], lines))
     return found
 
 
-def _distances(cell: str, chosen: Settings, rows: list[tuple[str, list[Any]]]) -> Table:
+def _distances(cell: str, rows: list[tuple[str, list[Any]]]) -> Table:
     table = Table(title=f"{cell}: mean squared Hellinger distance (in 1/1000), mean ± deviation over seeds")
-    for name in ("posterior", *(f"n = {n}" for n in chosen["sizes"]), "slope", "slope, n >= 256"):
+    for name in ("posterior", *(f"n = {n}" for n in rows[0][1][0]["n"]), "slope", "slope, n >= 256"):
         table.add_column(name, justify="left" if name == "posterior" else "right")
     for variant, results in rows:
         for what, label in (("hellinger", variant), ("global", f"{variant}, global")):
