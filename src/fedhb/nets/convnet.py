@@ -14,7 +14,7 @@ def convnet(input_shape: Sequence[int], num_outputs: int, hidden: int = 0) -> nn
     """Two 3x3 convolutions (16 and 32 channels, padding 1), each with 2x2 max pooling and ReLU, and a linear head.
 
     On 28x28 images the body has 4,800 weights and the head of 47 classes 74,000: a method that trains the body has little to
-    train. 128 `hidden` units before the head make that 205,000 and 6,000.
+    train. 128 `hidden` units before the head make that 205,632 and 6,000.
 
     The maximum of rectified values is the rectified maximum: ReLU after the pooling gives the same from a quarter of them.
     """
