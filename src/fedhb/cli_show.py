@@ -28,10 +28,19 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
     for label, metrics in rows:
         table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
     console.print(table)
+    if "coverage" in result["global"]:
+        from fedhb.likelihood import GaussianRegression  # here: it imports torch
+
+        console.print(f"coverage: the share of targets in their {GaussianRegression.level:.0%} intervals", highlight=False)
+    if result.get("privacy"):
+        spent = result["privacy"]
+        console.print(
+            f"privacy spent: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, for one client", highlight=False
+        )
     sent = result["communication"]["per_client_round"]
     seconds = result["seconds"]
     console.print(
-        f"sent per client and round: {sent['down_bytes'] / 1e6:.2f} MB down, {sent['up_bytes'] / 1e6:.2f} MB up; "
+        f"sent per client and round: {sent['down_bytes'] / 1e6:.3g} MB down, {sent['up_bytes'] / 1e6:.3g} MB up; "
         f"training {seconds['train']:.1f} s, evaluation {seconds['evaluate']:.1f} s",
         highlight=False,
     )
@@ -49,11 +58,12 @@ def one_line(result: dict[str, Any]) -> str:
 
 def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
     """Methods by metrics of both tasks, the best of each column in bold."""
-    from fedhb.report.tables import best_of
+    from fedhb.report.tables import best_of, competes, remembered
 
     metrics = [(task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]]
-    best = {(task, m): best_of(m, [row[task][m]["mean"] for row in rows]) for task, m in metrics}
-    table = Table("algorithm", title=title)
+    rivals = {task: [row for row in rows if competes(row["algorithm"], task)] or rows for task, _ in metrics}
+    best = {(task, m): best_of(m, [row[task][m]["mean"] for row in rivals[task]]) for task, m in metrics}
+    table = Table("algorithm", title=title, caption=remembered(row["algorithm"] for row in rows if metrics) or None)
     for task, m in metrics:
         table.add_column(f"{task.replace('_', ' ')}\n{m}", justify="right")
     table.add_column("training\nseconds", justify="right")
@@ -62,6 +72,6 @@ def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
         for task, m in metrics:
             value = row[task][m]
             text = f"{value['mean']:.4f}" + (f" ±{value['std']:.4f}" if len(row["seeds"]) > 1 else "")
-            cells.append(f"[bold]{text}[/bold]" if value["mean"] == best[task, m] else text)
+            cells.append(f"[bold]{text}[/bold]" if row in rivals[task] and value["mean"] == best[task, m] else text)
         table.add_row(row["algorithm"], *cells, f"{row['seconds']:.1f}")
     return table

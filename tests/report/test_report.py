@@ -66,6 +66,21 @@ def test_the_table_has_means_deviations_and_the_best_in_bold(compared, page):
     assert all(bold == (value == best) for value, bold in means.values())
 
 
+def test_a_personal_model_is_not_the_best_global_prediction(compared, tmp_path):
+    finished.one(tmp_path / "fedpop", "fedpop", fraction=1.0)
+    write([compared, tmp_path / "fedpop"], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    row = re.search(r'<th scope="row"><span[^>]*></span>fedpop.*?</th>(.*?)</tr>', text, re.S).group(1)
+    assert not any("<strong>" in cell for cell in re.findall(r"<td.*?</td>", row)[:4])
+    assert "fedpop with heads of their own" in words_of(text)
+    assert "of their own" not in words_of(write_page(compared, tmp_path))
+
+
+def write_page(folder, out):
+    write([folder], out / "other.html")
+    return (out / "other.html").read_text()
+
+
 def test_the_sentence_says_what_was_run(page):
     words = words_of(page)
     assert (

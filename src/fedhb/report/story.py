@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhb.engine.schedule import cohort_size
 from fedhb.report.collect import Method, shared_settings
-from fedhb.report.tables import NAMES, best_of, metric_text, metrics_of, values
+from fedhb.report.tables import NAMES, algorithm_of, best_of, competes, metric_text, metrics_of, values
 from fedhb.report.words import data_size, duration, escape, listed, number, plural
 
 Settings = dict[str, Any]
@@ -75,7 +75,8 @@ def facts(methods: Sequence[Method]) -> list[tuple[str, str, str]]:
     if finished and metrics:
         main = metrics[0]
         for task, label in (("global", "global"), ("personalised", "personalised")):
-            means = {m.name: statistics.fmean(v) for m in finished if (v := values(m, task, main))}
+            rivals = [m for m in finished if competes(algorithm_of(m), task)] or finished
+            means = {m.name: statistics.fmean(v) for m in rivals if (v := values(m, task, main))}
             if means:
                 best = best_of(main, list(means.values()))
                 name = next(n for n, value in means.items() if value == best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedhb.report.collect import Method
@@ -49,6 +49,26 @@ def metrics_of(methods: Sequence[Method]) -> list[str]:
     return list(found)
 
 
+REMEMBERED = {"fedem": "mixture weights", "fedpop": "heads"}
+"""What clients that took part keep of their own, and predict with also before they personalise."""
+
+
+def competes(algorithm: str, task: str) -> bool:
+    """Whether an algorithm's numbers are among those that the best is taken of: a personal model is no global prediction."""
+    return task != "global" or algorithm not in REMEMBERED
+
+
+def remembered(algorithms: Iterable[str]) -> str:
+    """What is to be known of the global predictions of these algorithms; empty where there is nothing."""
+    kept = {name: REMEMBERED[name] for name in dict.fromkeys(algorithms) if name in REMEMBERED}
+    if not kept:
+        return ""
+    whose = " and ".join(f"{name} with {what}" for name, what in kept.items())
+    return (
+        f"clients predict by {whose} of their own, before personalisation too: what the server alone predicts, novel clients show"
+    )
+
+
 def best_of(metric: str, means: Sequence[float]) -> float:
     """The best value: coverage is best near its level."""
     if metric == "coverage":
@@ -64,7 +84,11 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
     if not shown:
         return ""
     means = {(m.name, *c): statistics.fmean(v) for m in shown for c in columns if (v := values(m, *c))}
-    best = {c: best_of(c[1], every) for c in columns if (every := [means[m.name, *c] for m in shown if (m.name, *c) in means])}
+    rivals = {c: [m for m in shown if competes(algorithm_of(m), c[0])] for c in columns}
+    best = {
+        c: best_of(c[1], every) for c in columns if (every := [means[m.name, *c] for m in rivals[c] if (m.name, *c) in means])
+    }
+    known = "" if novel else remembered(map(algorithm_of, shown))
     cost = [] if novel else ["sent per client and round", "training"]
     who = "novel clients, which never trained" if novel else "the training clients"
     lines = [
@@ -72,6 +96,7 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
         + ("; ± standard deviation over seeds" if any(len(m.finished) > 1 for m in shown) else "")
         + (". Best in bold" if len(shown) > 1 else "")
         + (". In grey: printed in the paper" if printed and not novel else "")
+        + (f". Global prediction: {escape(known)}" if known else "")
         + ".</span></caption><thead>",
         '<tr><th rowspan="2" scope="col">method</th>'
         + "".join(f'<th colspan="{len(metrics)}" scope="colgroup" class="task">{escape(name)}</th>' for name in TASKS.values())
@@ -86,7 +111,7 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
     ]
     for m in shown:
         cells = [
-            _cell(values(m, *c), c[1], len(shown) > 1 and c in best and means.get((m.name, *c)) == best[c],
+            _cell(values(m, *c), c[1], len(shown) > 1 and m in rivals[c] and c in best and means.get((m.name, *c)) == best[c],
                   printed.get(m.name, {}).get(c), c[1] == metrics[0])
             for c in columns
         ]  # fmt: skip
@@ -94,6 +119,11 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
         head = f'<th scope="row"><span class="dot" style="background:{m.style.colour}"></span>{escape(m.name)}</th>'
         lines.append(f"<tr>{head}{''.join(cells)}{''.join(f'<td class=number>{escape(text)}</td>' for text in extra)}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
+
+
+def algorithm_of(method: Method) -> str:
+    """The algorithm of a method's runs."""
+    return str((method.finished[0].result or {})["algorithm"]) if method.finished else ""
 
 
 def _split(methods: Sequence[Method]) -> str:
