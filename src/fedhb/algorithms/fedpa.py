@@ -25,6 +25,7 @@ without momentum unless tuned (theirs: 0.5 and 0.9).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -82,8 +83,15 @@ class FedPA(FedAvg):
         iterates = Iterates(start, "head" in keys, examples, self.burn_in, self.local_samples)
         weights, reports = train(problem.network, problem.likelihood, start, clients, plan, rng, beside=iterates)
         sent = torch.cat([received[key] for key in keys])
+        samples = [iterates.averages(c) for c in range(len(clients))]
+        if max(map(len, samples)) == 1:
+            warnings.warn(
+                f"fedpa's clients take too few steps for a second sample (burn_in={self.burn_in}), so it is FedAvg: give more "
+                "local epochs, smaller batches, or a smaller fedpa.burn_in",
+                stacklevel=2,
+            )
         for c in range(len(clients)):
-            point = posterior_point(sent, iterates.averages(c), self.rho)
+            point = posterior_point(sent, samples[c], self.rho)
             for key, part in zip(keys, point.split([len(received[key]) for key in keys]), strict=True):
                 getattr(weights, key)[c] = part
         return {key: getattr(weights, key) for key in ("theta", *SHARED) if key in received} | reports, memory
@@ -99,7 +107,7 @@ class FedPA(FedAvg):
         return new | {"rounds": server["rounds"] + 1}
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
-        """Whether clients sampled, and the length of the averaged delta."""
+        """Whether clients were to sample, and the length of the averaged delta."""
         return {"sampled": self.sampling(server), "delta": (summary["theta"] / summary["weight"]).norm().item()}
 
 
