@@ -627,6 +627,7 @@ def test_a_finished_run_that_is_asked_for_other_numbers_is_evaluated_again(tmp_p
 class Mine(fedhb.FedAvg):
     """With settings of kinds that ours do not have."""
 
+    name = "mine"
     cap: float | None = None
     layers: tuple[int, ...] = (1, 2)
     note: str = 'a "word"'
@@ -636,8 +637,73 @@ def test_an_algorithm_of_ones_own_with_any_settings_is_loaded_and_described(tmp_
     run = fit(None, None, Mine(), out=tmp_path / "run")
     loaded = fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine())
     np.testing.assert_array_equal(loaded.predict(X), run.predict(X))
-    own = tomllib.loads((tmp_path / "run/settings.toml").read_text())["fedavg"]
+    own = tomllib.loads((tmp_path / "run/settings.toml").read_text())["mine"]
     assert own["layers"] == [1, 2] and own["note"] == 'a "word"' and "cap" not in own
+    with pytest.raises(InputError, match=r"was trained with mine.note='a \"word\"', not with 'another'"):
+        fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine(note="another"))
+
+
+def test_an_algorithm_with_the_name_of_another_is_not_stored_as_that_one(tmp_path):
+    class Half(fedhb.FedAvg):
+        def predict(self, *given: Any) -> Any:
+            return 0.5 * super().predict(*given) + 0.5 / CLASSES
+
+    with pytest.raises(InputError, match="Half has the name 'fedavg', which is FedAvg's: give its class a `name` of its own"):
+        fit(None, None, Half(), out=tmp_path / "run")
+    assert fit(None, None, Half()).state.done == 3  # nothing is stored
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"algorithm": fedhb.NIW}, "algorithm=the class NIW: give an instance"),
+        ({"algorithm": "niw"}, "algorithm='niw': give an instance"),
+        ({"model": nn.Linear}, "give a torch module itself"),
+        ({"rounds": 2.5}, "rounds=2.5: give a whole number"),
+        ({"rounds": True}, "rounds=True: give a whole number"),
+        ({"lr": "a"}, "lr='a': give a number"),
+        ({"callbacks": fedhb.Callback}, "give a list of them"),
+        ({"resume": True}, "resume=True without `out`"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_told(given, says):
+    with pytest.raises(InputError, match=says):
+        fit(**given)
+
+
+def test_numpys_numbers_are_numbers():
+    assert fit(rounds=np.int64(1), lr=np.float32(0.1), seed=np.int32(3)).state.done == 1
+
+
+def test_nothing_that_clients_hold_is_printed():
+    x, y = np.full((4, 2), 1234.5, np.float32), np.array([0, 1, 0, 1])
+    who = fedhb.Clients.from_arrays([(x, y), (x[:2], y[:2])], names=["St Mary", "North"])
+    assert repr(who) == "<arrays: 2 clients with 2 to 4 training examples, inputs 2, 2 classes>"
+    run = fedhb.fit(nn.Linear(2, 2), who, head="", rounds=1, progress=False)
+    mine = run.personalise(x, y)
+    assert repr(run) == "<niw after 1 rounds with 2 clients, seed 0>" and repr(mine) == "<a personal model of inputs 2>"
+
+
+def test_every_name_is_completed():
+    assert set(fedhb.__all__) <= set(dir(fedhb))
+
+
+def test_a_round_says_what_json_cannot_hold(tmp_path):
+    class Adds(fedhb.Callback):
+        def on_round(self, record: dict[str, Any], state: Any) -> None:
+            record["norm"] = torch.ones(1)
+
+    with pytest.raises(InputError, match="a round's record has 'norm' of type Tensor, which JSON cannot hold"):
+        fit(out=tmp_path / "run", callbacks=[Adds()])
+
+
+def test_a_folder_of_runs_is_no_run(tmp_path):
+    fit(None, None, fedhb.FedAvg(), out=tmp_path / "several/fedavg-seed0")
+    with pytest.raises(InputError, match=r"several holds no run .* it holds several, such as .*fedavg-seed0: give one"):
+        fedhb.load(tmp_path / "several")
+    (tmp_path / "file.npz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"file.npz holds no run"):
+        fedhb.load(tmp_path / "file.npz")
 
 
 @pytest.mark.parametrize(

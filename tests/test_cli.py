@@ -419,3 +419,62 @@ def test_the_installed_command():
     """As a user starts it: a fresh interpreter."""
     ended = subprocess.run([sys.executable, "-m", "fedhb", "algorithms"], capture_output=True, text=True, check=True)
     assert "niw" in ended.stdout
+
+
+def test_a_personal_model_is_not_the_best_global_prediction():
+    def row(name: str, accuracy: float) -> dict[str, Any]:
+        metrics = {"accuracy": {"mean": accuracy, "std": 0.0}}
+        return {"algorithm": name, "seeds": [0], "seconds": 1.0, "global": metrics, "personalised": metrics}
+
+    table = comparison_table([row("fedpop", 0.9), row("niw", 0.8)], "")
+    assert list(table.columns[1].cells) == ["0.9000", "[bold]0.8000[/bold]"]
+    assert list(table.columns[2].cells) == ["[bold]0.9000[/bold]", "0.8000"]
+    assert "fedpop with heads of their own" in str(table.caption)
+    assert comparison_table([row("niw", 0.8)], "").caption is None
+
+
+# ---- what a stranger should be told
+
+
+def test_what_the_data_were_taken_for_is_told(run, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    few = ["--rounds", 1, "--personal-epochs", 1]
+    np.savez(tmp_path / "all.npz", x=x, y=np.arange(120) % 2, client=np.arange(120) % 6, split=np.arange(120) % 5 == 0)
+    printed = run("train", "--data", "all.npz", *few, "--out", "a")[1]
+    assert "all: 6 clients with 16 to 16 training examples, 2 classes; 1 of them a round" in printed
+    assert "simulated" not in printed and "were drawn" not in printed
+    np.savez(tmp_path / "bare.npz", x=x, y=np.arange(120) % 2)
+    printed = run("train", "--data", "bare.npz", *few, "--num-clients", 4, "--shards-per-client", 2, "--out", "b")[1]
+    assert "bare: 4 clients" in printed and "the file names no clients (`client`): these are simulated" in printed
+    assert "which rows are for testing (`split`): 20% of each client's were drawn" in printed
+    np.savez(tmp_path / "floats.npz", x=x, y=np.arange(120) % 2 + 0.0, client=np.arange(120) % 6)
+    with pytest.warns(UserWarning, match="the real targets have only 2 different values"):
+        printed = run("train", "--data", "floats.npz", *few, "--out", "c")[1]
+    assert "coverage: the share of targets in their 90% intervals" in printed
+
+
+def test_an_unfinished_run_is_used_with_a_word(run, tmp_path, monkeypatch):
+    def stop(*given: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedhb.run.evaluate", stop)
+    assert run("train", *SMALL, "--out", "x")[0] == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    np.save(tmp_path / "new.npy", np.zeros((2, 1, 8, 8), np.uint8))
+    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.arange(4))
+    for command in (("predict", "x", "new.npy"), ("personalise", "x", "--data", "mine.npz", "--epochs", 1)):
+        code, printed = run(*command)
+        assert code == 0 and "x is not finished: this is its model after round 4" in printed
+
+
+def test_rows_of_several_clients_are_not_personalised_on_together(run, tmp_path):
+    assert run("train", *SMALL, "--out", "x")[0] == 0
+    np.savez(tmp_path / "two.npz", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.arange(4), client=np.array(["b", "a", "a", "b"]))
+    code, printed = run("personalise", "x", "--data", "two.npz")
+    assert code == 2 and "two.npz holds rows of 2 clients (a, b, ...): give those of one" in printed
+
+
+def test_what_is_spent_of_privacy_is_told(run, tmp_path):
+    assert "privacy spent: epsilon " in run("train", *SMALL, "--dp-noise", 1, "--out", "x")[1]

@@ -248,3 +248,49 @@ def test_no_scaling_leaves_inputs_as_they_are():
     assert Scaling().is_identity and Scaling()(x, torch.float32).tolist() == [[0, 1], [2, 3]]
     assert Clients.from_arrays(pairs([3])).scaling.is_identity
     assert not Clients.from_arrays(pairs([3]), standardise=True).scaling.is_identity
+
+
+def test_names_are_what_results_call_the_clients():
+    pair = np.zeros((2, 3)), np.array([0, 1])
+    assert Clients.from_arrays([pair, pair], names=["north", "south"]).select([1]).names == ("south",)
+    with pytest.raises(InputError, match="1 names for 2 clients"):
+        Clients.from_arrays([pair, pair], names=["north"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((np.zeros((3, 2)), np.zeros(3, int)), "client 0's training data are not an .x, y. pair: give a list"),
+        ({"north": (np.zeros((3, 2)), np.zeros(3, int))}, "give a list with one pair per client"),
+        ([(np.zeros((2, 2)), np.array(["a", "b"]))], "client 0 has targets of type <U1: give integer class labels"),
+        ([], "no clients"),
+    ],
+)
+def test_what_is_no_list_of_pairs_is_told(given, says):
+    with pytest.raises(InputError, match=says):
+        Clients.from_arrays(given)
+    pair = np.zeros((2, 3)), np.array([0, 1])
+    with pytest.raises(InputError, match=r"id 'north': give whole numbers .* names go to `names`"):
+        Clients.from_arrays([pair], ids=["north"])
+
+
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        ([1, 2, 3, 1], "no training example has class 0, though labels go up to 3"),
+        ([0, 1, 3, 1], "no training example has class 2"),
+        ([0.0, 1.0] * 15, "the real targets have only 2 different values, all whole numbers"),
+    ],
+)
+def test_targets_that_may_be_meant_otherwise_are_warned_of(targets, says):
+    y = np.array(targets)
+    with pytest.warns(UserWarning, match=says):
+        Clients.from_arrays([(np.zeros((len(y), 2)), y)])
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_targets_are_not_warned_of():
+    rng = np.random.default_rng(0)
+    for y in (np.arange(30) % 3, np.zeros(5, int), rng.normal(size=30), np.arange(30.0), np.ones(30), np.array([0.0, 1.0])):
+        Clients.from_arrays([(np.zeros((len(y), 2)), y)])
+    Clients.from_arrays([(np.zeros((3, 2)), np.array([1, 2, 2]))], num_classes=4)

@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "fit": "fedhb.api",
     "load": "fedhb.api",
+    "save_personal": "fedhb.api",
     "Run": "fedhb.run",
     "Personal": "fedhb.run",
     "Clients": "fedhb.clients",
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
         Mixture,
         PFedBayes,
     )
-    from fedhb.api import fit, load
+    from fedhb.api import fit, load, save_personal
     from fedhb.clients import Clients
     from fedhb.engine.loop import Callback
     from fedhb.errors import DivergedError, InputError
@@ -73,6 +74,11 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"fedhb.{name}")
     raise AttributeError(f"module 'fedhb' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What there is, also before its first use."""
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [
@@ -105,4 +111,5 @@ __all__ = [
     "nets",
     "network",
     "partition",
+    "save_personal",
 ]

@@ -101,6 +101,12 @@ def fit(
         callbacks: told of every round.
         settings_toml, rebuild: for the command line: what settings.toml holds, and how `load` makes the model again.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model={model!r}: give a torch module itself, not its class or its name")
+    if not isinstance(callbacks, Sequence):
+        raise InputError(f"callbacks={callbacks!r}: give a list of them")
+    if resume and out is None:
+        raise InputError("resume=True without `out`: give the folder of the run to go on with")
     algorithm = algorithms.check(algorithm if algorithm is not None else algorithms.NIW())
     given = {"lr": lr, "momentum": momentum, "personal_lr": personal_lr, "personal_epochs": personal_epochs}
     chosen = Settings(  # which knows every bound

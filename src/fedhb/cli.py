@@ -108,7 +108,7 @@ def train(
 
     before = bytes_of(folder / "result.json")
     try:
-        run = run_training(chosen, folder, resume, callbacks=make(log or (), folder), flags=flags)
+        run = run_training(chosen, folder, resume, callbacks=make(log or (), folder), flags=flags, about=note)
     except KeyboardInterrupt:
         errors.print(f"\nstopped; go on with the same command and [bold]--out {folder} --resume[/bold]")
         raise
@@ -213,7 +213,9 @@ def predict(
         raise InputError(f"--out {target}: {wrong}: give the name of a file to write")
     if target.suffix != ".npz":
         target = target.with_name(f"{target.name}.npz")  # as numpy names it
-    prediction = load(run, model).predict(x)
+    trained = load(run, model)
+    warn_unfinished(run, trained)
+    prediction = trained.predict(x)
     if prediction.ndim == 2:
         entropy = -(prediction * np.log(np.clip(prediction, 1e-38, None))).sum(1)
         np.savez(target, probabilities=prediction, entropy=entropy)
@@ -248,6 +250,10 @@ def personalise(
     if not isinstance(trained, Run):
         raise InputError(f"{run} is a personalised model already: give the folder of the run it came from")
     mine = read_npz(data, test_share=0.0)
+    holders = [] if mine.train.client is None else sorted({str(name) for name in mine.train.client.tolist()})
+    if len(holders) > 1:
+        raise InputError(f"{data} holds rows of {len(holders)} clients ({', '.join(holders[:3])}, ...): give those of one")
+    warn_unfinished(run, trained)
     folder = out or run / "personalised" / data.stem
     unused(folder, "choose another --out")
     if len(mine.test):
@@ -266,6 +272,17 @@ def personalise(
             metrics = likelihood.metrics(torch.from_numpy(predictor.predict(mine.test.x)), y)
             table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
         console.print(table)
+
+
+def note(text: str) -> None:
+    """Something to know, beside the results."""
+    errors.print(escape(text), soft_wrap=True, highlight=False)
+
+
+def warn_unfinished(folder: Path, trained: Any) -> None:
+    """A run without a result is used as far as it has come."""
+    if not getattr(trained, "result", True):
+        note(f"{folder} is not finished: this is its model after round {trained.state.done} (train --resume goes on)")
 
 
 def bytes_of(path: Path) -> bytes | None:

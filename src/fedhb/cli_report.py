@@ -19,7 +19,10 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, or of a comparison")],
         out: Annotated[Optional[Path], typer.Option(metavar="PAGE.html", help="the page [RUN/report.html]")] = None,  # noqa: UP045
     ) -> None:
-        """One HTML page that tells the story of runs: results, curves, clients, uncertainty, posterior. It opens from disk."""
+        """One HTML page that tells the story of runs: results, curves, clients, uncertainty, posterior. It opens from disk.
+
+        Of one folder it is in there; of several it is ./report.html, unless --out names another.
+        """
         for path in runs:
             if not path.is_dir():
                 raise InputError(f"{path}: there is no such folder: give that of a run or of a comparison")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhb.checks import check_finite, check_labels, suspect_targets
 from fedhb.data.dataset import Dataset
 from fedhb.errors import InputError
 
@@ -119,7 +120,7 @@ class Scaling:
         return 1.0 / self.std
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Clients:
     """The clients of a federation, or a selection of them.
 
@@ -167,6 +168,7 @@ class Clients:
         num_classes: int | None = None,
         standardise: bool = False,
         ids: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
     ) -> Clients:
         """Clients from one (x, y) pair each.
 
@@ -176,8 +178,9 @@ class Clients:
             num_classes: default: the largest label plus one.
             standardise: scale the inputs by the mean and standard deviation of all training inputs.
             ids: the clients' ids (default 0, 1, ...). What a client remembers belongs to its id: new clients need others.
+            names: what results call the clients (default: by their ids).
         """
-        if not train:
+        if not len(train):
             raise InputError("no clients: `train` is empty; give one (x, y) pair per client")
         if test is not None and len(test) != len(train):
             raise InputError(f"{len(train)} clients have training data but {len(test)} have test data: give one pair for each")
@@ -190,16 +193,22 @@ class Clients:
                 raise InputError(f"test inputs have shape {x_test.shape[1:]}, training inputs {x.shape[1:]}: make them alike")
             test_share = Share.of(torch.from_numpy(x_test), targets(y_test), test_rows)
         classes = check_labels(y, y_test if test is not None else None, num_classes)
+        if num_classes is None:
+            suspect_targets(y)
         if ids is not None and (len(ids) != len(train) or len(set(ids)) != len(train)):
             raise InputError(
                 f"{len(ids)} ids ({len(set(ids))} different) for {len(train)} clients: give each client an id of its own"
             )
-        if ids is not None and not all(0 <= i < MOST_ID for i in ids):
-            raise InputError(f"id {next(i for i in ids if not 0 <= i < MOST_ID)}: give whole numbers from 0 to below {MOST_ID}")
+        for i in ids if ids is not None else ():
+            if not isinstance(i, int | np.integer) or not 0 <= i < MOST_ID:
+                raise InputError(f"id {i!r}: give whole numbers from 0 to below {MOST_ID}; names go to `names`")
+        if names is not None and len(names) != len(train):
+            raise InputError(f"{len(names)} names for {len(train)} clients: give each one")
         return cls(
             ids=torch.arange(len(train)) if ids is None else torch.as_tensor(list(ids)),
             train=share,
             test=test_share,
+            names=None if names is None else tuple(map(str, names)),
             num_classes=classes,
             scaling=Scaling.fit(x) if standardise else Scaling(),
         )
@@ -249,6 +258,12 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:  # without the examples, which are nobody's to print
+        sizes, shape = self.sizes, " x ".join(map(str, self.train.x.shape[1:]))
+        each = f"{sizes.min()} to {sizes.max()}" if len(self) else "no"
+        what = f"{self.num_classes} classes" if self.num_classes is not None else "real targets"
+        return f"<{self.name}: {len(self)} clients with {each} training examples, inputs {shape or 'of one number'}, {what}>"
 
     @property
     def sizes(self) -> Tensor:
@@ -325,40 +340,16 @@ def targets(y: np.ndarray) -> Tensor:
     return torch.from_numpy(y.astype(np.int64) if y.dtype.kind in "iub" else y.astype(np.float32))
 
 
-def check_finite(x: np.ndarray, what: str) -> None:
-    """Refuse values that are not finite numbers in float32, as they are used, naming the first row that has one."""
-    if x.dtype.kind not in "iubf":
-        raise InputError(f"{what} have type {x.dtype}: give numbers")
-    if x.dtype.kind == "f" and x.size:
-        bad = ~(np.abs(x) <= np.finfo(np.float32).max).reshape(len(x), -1).all(axis=1)
-        if bad.any():
-            row = int(bad.argmax())
-            raise InputError(f"{what}: row {row} holds NaN or infinity: remove or impute such rows ({bad.sum()} in all)")
-
-
-def check_labels(train: np.ndarray, test: np.ndarray | None, num_classes: int | None) -> int | None:
-    """The number of classes (None for real targets), after a check that every label lies in 0..num_classes-1."""
-    given = {what: y for what, y in (("training targets", train), ("test targets", test)) if y is not None and y.size}
-    for what, y in given.items():
-        check_finite(y, what)
-        if (y.dtype.kind == "f") != (train.dtype.kind == "f"):
-            raise InputError(f"{what} have type {y.dtype}, training targets {train.dtype}: give labels or real targets in both")
-    if train.dtype.kind == "f":
-        return None
-    low, high = min(int(y.min()) for y in given.values()), max(int(y.max()) for y in given.values())
-    classes = high + 1 if num_classes is None else num_classes
-    if low < 0 or high >= classes:
-        bound = "0, 1, ..." if num_classes is None else f"0..{classes - 1}"
-        raise InputError(f"label {low if low < 0 else high} is out of range {bound}: number the classes from 0")
-    return classes
-
-
 def _pool(pairs: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []
     rows, start = [], 0
-    for k, (x, y) in enumerate(pairs):
-        x, y = np.asarray(x), np.asarray(y)
+    for k, pair in enumerate(pairs):
+        if isinstance(pairs, Mapping) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise InputError(f"client {k}'s {what} data are not an (x, y) pair: give a list with one pair per client")
+        x, y = map(np.asarray, pair)
+        if y.dtype.kind not in "iubf":
+            raise InputError(f"client {k} has targets of type {y.dtype}: give integer class labels 0, 1, ... or real targets")
         if len(x) != len(y):
             raise InputError(f"client {k} has {len(x)} {what} inputs but {len(y)} targets: give one target per input")
         if x.shape[1:] != np.asarray(pairs[0][0]).shape[1:]:

@@ -15,11 +15,13 @@ from torch import nn
 from fedhb import data, nets, partition
 from fedhb.algorithms import Algorithm, build
 from fedhb.api import fit
+from fedhb.checks import suspect_targets
 from fedhb.clients import Clients
 from fedhb.data.dataset import Dataset
 from fedhb.defence import Defence, defended
 from fedhb.engine.folder import as_json, unused, write_atomically
 from fedhb.engine.loop import Callback
+from fedhb.engine.schedule import cohort_size
 from fedhb.errors import InputError
 from fedhb.models import make_model
 from fedhb.privacy import Privacy, Private
@@ -152,14 +154,16 @@ def train(
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
     flags: Mapping[str, Any] | None = None,
+    about: Callable[[str], None] = lambda text: None,
 ) -> Run:
-    """One run by its settings; `flags` as in `make_clients`."""
+    """One run by its settings; `flags` as in `make_clients`. `about` is told what the data were taken for."""
     if settings.secure_sum:
         raise InputError(f"secure_sum={settings.secure_sum!r}: in one process there is no server to hide from; leave it out")
     algorithm = algorithm_of(settings)
     dataset = dataset or (data.read_npz(settings.data) if settings.data else data.load(settings.dataset))
     unseen = leave_out(dataset, settings.unseen)[1]
     clients, holdout = make_clients(settings, dataset, flags)
+    about(understood(settings, dataset, clients, holdout))
     model, spec = model_of(settings, clients)
     return fit(
         model,
@@ -175,6 +179,23 @@ def train(
         settings_toml=settings.to_toml,
         rebuild=spec,
     )
+
+
+def understood(settings: Settings, dataset: Dataset, clients: Clients, holdout: Clients | None) -> str:
+    """What the data were taken for, in a line or two; with whatever was made up where they are the user's own."""
+    count, sizes = cohort_size(len(clients), settings.fraction), clients.sizes
+    novel = f", {len(holdout)} more that never train" if holdout is not None else ""
+    kind = f"{clients.num_classes} classes" if clients.num_classes is not None else "real targets"
+    text = f"{dataset.name}: {len(clients)} clients with {sizes.min()} to {sizes.max()} training examples, {kind}"
+    text += f"; {count} of them a round{novel}"
+    if not settings.data:
+        return text
+    suspect_targets(dataset.train.y)
+    if dataset.train.client is None and not settings.partition:
+        text += "\nthe file names no clients (`client`): these are simulated, each with some of the classes (--partition)"
+    if dataset.drawn:
+        text += f"\nthe file does not say which rows are for testing (`split`): {dataset.drawn:.0%} of each client's were drawn"
+    return text
 
 
 def compare(

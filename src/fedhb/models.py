@@ -104,7 +104,10 @@ def _num_outputs(network: Network, clients: Clients) -> int:
     try:
         outputs: Tensor = network.outputs(_own_weights(network), x.unsqueeze(0))
     except Exception as error:  # the user's own code: anything may go wrong in it
-        raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason(error)}") from None
+        raise InputError(
+            f"the model does not work on inputs of shape {tuple(x.shape[1:])}: {reason(error)}. It must take a batch of them "
+            "and return one tensor [batch, outputs]"
+        ) from None
     if outputs.ndim != 3:
         raise InputError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for 2 inputs: give [batch, outputs]")
     return outputs.shape[-1]

@@ -24,12 +24,15 @@ from fedhb.seeding import Randomness
 from fedhb.updates import check_personal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Personal:
     """A personalised model: the posterior of one client."""
 
     posterior: Personalised
     input_shape: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"<a personal model of inputs {' x '.join(map(str, self.input_shape))}>"
 
     def predict(self, x: np.ndarray | Tensor) -> np.ndarray:
         """Class probabilities [n, classes], or mean and variance [n, 2, q], for inputs in the units they were trained in."""
@@ -40,7 +43,7 @@ class Personal:
             ).numpy()
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A trained federation.
 
@@ -67,6 +70,10 @@ class Run:
     records: list[dict[str, Any]] = field(default_factory=list)
     augment: str | None = None
     watch: Callable[[int, int], None] | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        federation = self.problem.federation
+        return f"<{self.algorithm.name} after {self.state.done} rounds with {federation.num_clients} clients, seed {self.seed}>"
 
     @property
     def rng(self) -> Randomness:
@@ -107,6 +114,8 @@ class Run:
         share = Share.of(inputs, targets(labels), [np.arange(len(inputs))])
         classes = self.problem.federation.num_classes
         clients = Clients(ids=torch.tensor([client]), train=share, num_classes=classes, augment=self.augment)
+        if len(inputs) == 1 and self.problem.network.has_batch_norm:
+            raise InputError("a single example, and batch norm cannot train on one: give two at least, or predict as it is")
         plan = self._plan(epochs, lr)
         clients = clients.to(str(self.problem.network.device))
         with one_thread():
@@ -158,8 +167,8 @@ class Run:
         """How to personalise: as the run does, unless told otherwise."""
         given: dict[str, Any] = {key: value for key, value in (("epochs", epochs), ("lr", lr)) if value is not None}
         for key, value in given.items():
-            if not 0 < value < float("inf"):
-                raise InputError(f"{key}={value}: give a positive number")
+            if not 0 < value < float("inf") or (key == "epochs" and value != int(value)):
+                raise InputError(f"{key}={value}: give a positive {'whole ' if key == 'epochs' else ''}number")
         return dataclasses.replace(self.personal_plan, **given)
 
 

@@ -21,6 +21,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,10 @@ class Settings:
             "checkpoint_every",
             "shards_per_client",
         )
+        for f in dataclasses.fields(self):
+            value, kind = getattr(self, f.name), {int: Integral, float: Real}.get(type(f.default), object)
+            if not isinstance(value, kind) or (kind is not object and isinstance(value, bool)):
+                raise InputError(f"{f.name}={value!r}: give a {'whole ' if kind is Integral else ''}number")
         for name in (f.name for f in dataclasses.fields(self) if type(f.default) is int):
             if getattr(self, name) > MOST:
                 raise InputError(f"{name}={getattr(self, name)}: give at most {MOST}")

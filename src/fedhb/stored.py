@@ -133,6 +133,13 @@ class Stored:
                 raise InputError(
                     f"{folder.path} was trained with {name!r}, not with {given.name!r}: give the algorithm it was trained with"
                 )
+            here, there = json.loads(json.dumps(asdict(given))), self.algorithm["settings"]  # type: ignore[call-overload]
+            for key in here.keys() & there.keys():  # others have come or gone with a version of its code
+                if here[key] != there[key]:
+                    raise InputError(
+                        f"{folder.path} was trained with {name}.{key}={there[key]!r}, not with {here[key]!r}: give the settings "
+                        "it was trained with"
+                    )
             return given
         if name not in algorithms.ALGORITHMS:
             raise InputError(f"{folder.path} was trained with {name!r}, which is your own: give load(path, algorithm=...)")
@@ -157,6 +164,12 @@ def problem_record(run: Run, head: str | None, batch_norm: str, rebuild: Mapping
     likelihood: Any = run.problem.likelihood
     kind = next((name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls), "own")
     federation, scaling, algorithm = run.problem.federation, run.problem.network.scaling, run.algorithm
+    known = algorithms.ALGORITHMS.get(algorithm.name)
+    if known is not None and type(algorithm) is not known:  # it would be loaded as that one
+        raise InputError(
+            f"{type(algorithm).__name__} has the name {algorithm.name!r}, which is {known.__name__}'s: give its class a `name` "
+            "of its own"
+        )
     record = {
         "model": dict(rebuild) if rebuild else None,
         "head": head,

@@ -76,10 +76,10 @@ class Strict(nn.Module):
     ("model", "says"),
     [
         (mlp(torch.float32, outputs=4), "the model has 4 outputs, but 3 are needed for 3 classes"),
-        (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)), r"cannot take inputs of shape \(4,\)"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(5, 3)), r"cannot take inputs of shape \(4,\)"),
+        (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)), r"does not work on inputs of shape \(4,\)"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(5, 3)), r"does not work on inputs of shape \(4,\)"),
         (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"gives outputs of shape \(6,\) for 2 inputs"),
-        (Strict(), r"cannot take inputs of shape \(4,\): needs 99 features"),
+        (Strict(), r"does not work on inputs of shape \(4,\): needs 99 features"),
         (nn.Flatten(), "no trainable parameters"),
         (mlp(torch.float32).requires_grad_(False), "no trainable parameters"),
     ],
@@ -196,7 +196,7 @@ def test_a_folder_with_other_files_is_used_and_they_stay(tmp_path):
 
 
 def test_loading_what_is_no_run(tmp_path):
-    with pytest.raises(InputError, match=r"absent holds no finished run \(problem.json is missing\)"):
+    with pytest.raises(InputError, match=r"absent holds no run \(problem.json is missing\)"):
         fedhb.load(tmp_path / "absent")
     run = tmp_path / "run"
     fit(out=run)
@@ -354,12 +354,14 @@ def test_the_server_keeps_no_number_that_is_not_finite(tmp_path):
     """Answers may be finite and their sums, squares or ratios not."""
 
     class Grows(fedhb.FedAvg):
+        name = "grows"
+
         def aggregate(self, problem: Any, server: Any, summary: Any, rng: Any) -> Any:
             return super().aggregate(problem, server, summary, rng) | ({"head": server["head"] / 0} if rng.round == 2 else {})
 
     with pytest.raises(DivergedError, match="round 2: the server's 'head' overflows"):
         fit(None, None, Grows(), rounds=3, out=tmp_path / "run")
-    assert fedhb.load(tmp_path / "run", model=mlp(torch.float32)).state.done == 1
+    assert fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Grows()).state.done == 1
 
 
 def test_a_result_is_valid_json_even_where_a_client_has_no_validation_examples(tmp_path):

@@ -47,7 +47,10 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
 
 
 def check(algorithm: Any) -> Any:
-    """The algorithm itself, after a check of the settings that are words or have bounds."""
+    """The algorithm itself, after a check of what it is and of the settings that are words or have bounds."""
+    if isinstance(algorithm, type) or not all(hasattr(algorithm, part) for part in ("__dataclass_fields__", "local_update")):
+        what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else repr(algorithm)
+        raise InputError(f"algorithm={what}: give an instance of an algorithm's class, such as fedhb.NIW()")
     choices = {
         "update": ("body", "full"),
         "begin": ("global", "last", "nearest") if algorithm.name == "mixture" else ("global", "last"),

@@ -53,7 +53,8 @@ def read_npz(path: str | os.PathLike[str], test_share: float = TEST_SHARE) -> Da
         test = held_out(y if y.dtype.kind == "i" else np.zeros(len(y), dtype=np.int64), test_share, _SPLIT_SEED)
     train_part, test_part = (Examples(x[rows], y[rows], None if client is None else client[rows]) for rows in (~test, test))
     num_classes = int(y.max()) + 1 if y.dtype.kind == "i" else None
-    return Dataset(path.stem, train_part, test_part, num_classes, {path.name: digest})
+    drawn = 0.0 if "split" in arrays else test_share
+    return Dataset(path.stem, train_part, test_part, num_classes, {path.name: digest}, drawn=drawn)
 
 
 def held_out(group: np.ndarray, share: float, seed: int) -> np.ndarray:

@@ -47,6 +47,7 @@ class Dataset:
         title: as results call it, where that is not its name.
         groups: the names of the kinds of examples, where there are kinds.
         num_novel: so many of them, the last, are for clients that never train.
+        drawn: the share of rows that were drawn for testing, where the data do not say which are.
     """
 
     name: str
@@ -57,3 +58,4 @@ class Dataset:
     title: str = ""
     groups: tuple[str, ...] = ()
     num_novel: int = 0
+    drawn: float = 0.0

@@ -200,6 +200,12 @@ class RunFolder:
 
     def append_round(self, record: dict[str, Any]) -> None:
         """One more line in rounds.jsonl."""
+        for key, value in record.items():
+            with contextlib.suppress(TypeError, ValueError):
+                json.dumps(value)
+                continue
+            kind = type(value).__name__
+            raise InputError(f"a round's record has {key!r} of type {kind}, which JSON cannot hold: add plain numbers and texts")
         line = (json.dumps(record) + "\n").encode()
         try:
             with self.records.open("ab") as file:
@@ -283,10 +289,12 @@ class RunFolder:
         path = self.path / name
         try:
             return unsealed(path, required)
-        except FileNotFoundError:
-            raise InputError(
-                f"{self.path} holds no finished run ({name} is missing): train with --out {self.path} first"
-            ) from None
+        except (FileNotFoundError, NotADirectoryError):
+            runs = sorted(path.parent.name for path in self.path.glob(f"*/{name}")) if self.path.is_dir() else []
+            where = (
+                f"it holds several, such as {self.path / runs[0]}: give one" if runs else f"train with --out {self.path} first"
+            )
+            raise InputError(f"{self.path} holds no run ({name} is missing): {where}") from None
         except (ValueError, OSError) as error:
             raise InputError(
                 f"{path} cannot be read ({error}): restore it, go on with the run (--resume), which writes it anew, "

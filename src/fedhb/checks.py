@@ -1,0 +1,55 @@
+"""Checks of inputs and targets: what cannot be used is refused, what may not be meant so is warned of."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+from fedhb.errors import InputError
+
+
+def check_finite(x: np.ndarray, what: str) -> None:
+    """Refuse values that are not finite numbers in float32, as they are used, naming the first row that has one."""
+    if x.dtype.kind not in "iubf":
+        raise InputError(f"{what} have type {x.dtype}: give numbers")
+    if x.dtype.kind == "f" and x.size:
+        bad = ~(np.abs(x) <= np.finfo(np.float32).max).reshape(len(x), -1).all(axis=1)
+        if bad.any():
+            row = int(bad.argmax())
+            raise InputError(f"{what}: row {row} holds NaN or infinity: remove or impute such rows ({bad.sum()} in all)")
+
+
+def check_labels(train: np.ndarray, test: np.ndarray | None, num_classes: int | None) -> int | None:
+    """The number of classes (None for real targets), after a check that every label lies in 0..num_classes-1."""
+    given = {what: y for what, y in (("training targets", train), ("test targets", test)) if y is not None and y.size}
+    for what, y in given.items():
+        check_finite(y, what)
+        if (y.dtype.kind == "f") != (train.dtype.kind == "f"):
+            raise InputError(f"{what} have type {y.dtype}, training targets {train.dtype}: give labels or real targets in both")
+    if train.dtype.kind == "f":
+        return None
+    low, high = min(int(y.min()) for y in given.values()), max(int(y.max()) for y in given.values())
+    classes = high + 1 if num_classes is None else num_classes
+    if low < 0 or high >= classes:
+        bound = "0, 1, ..." if num_classes is None else f"0..{classes - 1}"
+        raise InputError(f"label {low if low < 0 else high} is out of range {bound}: number the classes from 0")
+    return classes
+
+
+def suspect_targets(y: np.ndarray) -> None:
+    """Warn of training targets that may not be meant as they are understood."""
+    found, most = np.unique(y), 20
+    if y.dtype.kind == "f" and y.ndim == 1 and 1 < len(found) <= most < len(y) and (found == found.round()).all():
+        warnings.warn(
+            f"the real targets have only {len(found)} different values, all whole numbers, and are regressed on: if they are "
+            "classes, give integers, y.astype(int)",
+            stacklevel=3,
+        )
+    if y.dtype.kind in "iub" and len(found) <= int(found[-1]):
+        absent = next(k for k, label in enumerate(found.tolist()) if k != label)
+        warnings.warn(
+            f"no training example has class {absent}, though labels go up to {found[-1]}: number the classes from 0 without gaps "
+            "(in Python, or say how many there are: num_classes)",
+            stacklevel=3,
+        )
