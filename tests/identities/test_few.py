@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from problems import RNG, labelled, mlp, plan_of
+from torch import nn
 
 from fedhb.algorithms import NIW, Federation, Problem, few
 from fedhb.likelihood import Categorical
@@ -78,3 +79,20 @@ def test_few_examples_reach_the_posterior_s_mode() -> None:
     mode = ends(NIW(p_do=1.0), 300)
     gaps = [(ends(NIW(p_do=1.0, average=0.0, same_steps=same), 8) - mode).norm() for same in (True, False)]
     assert gaps[0] < 0.3 * gaps[1]
+
+
+def test_running_statistics_of_few_examples_are_held_by_those_of_the_federation() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+    problem = Problem(Network(net), Categorical(3), Federation(4, 128, 3))
+    clients, algorithm, plan = labelled(2, 33), NIW(p_do=1.0), dataclasses.replace(plan_of(2, 4), train_head=True)
+    server = algorithm.start(problem, RNG)
+    server["buffers"] = server["buffers"] + 0.5
+    found = algorithm.personalise(problem, server, clients, {}, plan, RNG)
+    assert few.factors(clients.sizes, plan, problem.federation) == [8, 1]
+    for c, (epochs, own) in enumerate(((16, 2 / 5), (2, 1.0))):
+        longer = dataclasses.replace(plan, epochs=epochs)
+        alone = NIW(p_do=1.0, same_steps=False).personalise(problem, server, clients.select([c]), {}, longer, RNG)
+        torch.testing.assert_close(found.theta[c], alone.theta[0], rtol=1e-12, atol=0.0)
+        expected = own * alone.buffers[0] + (1 - own) * server["buffers"]
+        torch.testing.assert_close(found.buffers[c], expected, rtol=1e-12, atol=1e-14)
+    assert (found.buffers[0] - server["buffers"]).abs().max() > 0.01

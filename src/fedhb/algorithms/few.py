@@ -4,6 +4,9 @@ A personal posterior is where a client's objective, its loss and what its prior 
 get there whatever the number of examples is, but an epoch of fewer examples has fewer. So epochs are doubled for clients with
 few, until they hold about as many steps as those of a client with the federation's mean number. That is for methods whose prior
 holds a client with few examples where it should be; without one it would only overfit.
+
+Batch norm's running statistics b have no prior in the objective, and in so many steps become those of two examples or three.
+They are what a client with n of its own would estimate under a prior that counts like COUNT: (n b_i + COUNT b) / (n + COUNT).
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from torch import Tensor
 from fedhb.algorithms.base import Arrays, Federation, Personalised, Plan, Problem
 from fedhb.clients import Clients
 from fedhb.seeding import Randomness
+
+COUNT = 3
+"""Examples that the federation's running statistics count for. Measured: docs/inference.md."""
 
 
 def factors(sizes: Tensor, plan: Plan, federation: Federation) -> list[int]:
@@ -43,6 +49,10 @@ def in_as_many_steps(
     for rows in groups:
         kept = {key: value[rows] for key, value in memory.items()}
         longer = replace(plan, epochs=plan.epochs * wanted[rows[0]])
-        arrays.append(personalise(problem, server, clients.select(rows), kept, longer, rng).arrays())
+        found = personalise(problem, server, clients.select(rows), kept, longer, rng).arrays()
+        if wanted[rows[0]] > 1 and "buffers" in server:
+            n = clients.sizes[rows].to(found["buffers"]).view(-1, 1, 1)
+            found["buffers"] = (n * found["buffers"] + COUNT * server["buffers"]) / (n + COUNT)
+        arrays.append(found)
     order = torch.tensor([c for rows in groups for c in rows]).argsort()
     return Personalised(problem, **{key: torch.cat([one[key] for one in arrays])[order] for key in arrays[0]})
