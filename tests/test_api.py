@@ -699,7 +699,7 @@ def test_a_round_says_what_json_cannot_hold(tmp_path):
 
 def test_a_folder_of_runs_is_no_run(tmp_path):
     fit(None, None, fedhb.FedAvg(), out=tmp_path / "several/fedavg-seed0")
-    with pytest.raises(InputError, match=r"several holds no run .* it holds several, such as .*fedavg-seed0: give one"):
+    with pytest.raises(InputError, match=r"several holds no run .* there are runs in it, such as .*fedavg-seed0: give one"):
         fedhb.load(tmp_path / "several")
     (tmp_path / "file.npz").write_bytes(b"")
     with pytest.raises(InputError, match=r"file.npz holds no run"):

@@ -304,6 +304,6 @@ def test_it_learns_digits() -> None:
 
 def test_clients_with_too_few_steps_for_two_samples_are_told_that_it_is_fedavg() -> None:
     few = {"local_epochs": 1, "batch_size": 5, "lr": 0.1, "sizes": (9, 8, 10)}
-    with pytest.warns(UserWarning, match="too few steps for a second sample .burn_in=0.8., so it is FedAvg"):
+    with pytest.warns(UserWarning, match="too few steps for a second sample .burn_in=0.8., and answer as in FedAvg"):
         sampled = trained(batch_normed(), FedPA(), **few)
     assert same_network(sampled, trained(batch_normed(), FedAvg(update="full"), **few))

@@ -86,8 +86,8 @@ class FedPA(FedAvg):
         samples = [iterates.averages(c) for c in range(len(clients))]
         if max(map(len, samples)) == 1:
             warnings.warn(
-                f"fedpa's clients take too few steps for a second sample (burn_in={self.burn_in}), so it is FedAvg: give more "
-                "local epochs, smaller batches, or a smaller fedpa.burn_in",
+                f"fedpa's clients take too few steps for a second sample (burn_in={self.burn_in}), and answer as in FedAvg: give "
+                "more local epochs, smaller batches, or a smaller fedpa.burn_in",
                 stacklevel=2,
             )
         for c in range(len(clients)):

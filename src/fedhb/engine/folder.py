@@ -292,7 +292,9 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             runs = sorted(path.parent.name for path in self.path.glob(f"*/{name}")) if self.path.is_dir() else []
             where = (
-                f"it holds several, such as {self.path / runs[0]}: give one" if runs else f"train with --out {self.path} first"
+                f"there are runs in it, such as {self.path / runs[0]}: give one"
+                if runs
+                else f"train with --out {self.path} first"
             )
             raise InputError(f"{self.path} holds no run ({name} is missing): {where}") from None
         except (ValueError, OSError) as error:
