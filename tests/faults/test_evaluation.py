@@ -19,6 +19,7 @@ from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder
 class Counting(fedhb.FedAvg):
     """FedAvg that counts the clients it personalises, and can be killed at one."""
 
+    name = "counting"
     seen: ClassVar[list[int]] = []
     fatal: ClassVar[list[int]] = []
 
