@@ -643,16 +643,6 @@ def test_an_algorithm_of_ones_own_with_any_settings_is_loaded_and_described(tmp_
         fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine(note="another"))
 
 
-def test_an_algorithm_with_the_name_of_another_is_not_stored_as_that_one(tmp_path):
-    class Half(fedhb.FedAvg):
-        def predict(self, *given: Any) -> Any:
-            return 0.5 * super().predict(*given) + 0.5 / CLASSES
-
-    with pytest.raises(InputError, match="Half has the name 'fedavg', which is FedAvg's: give its class a `name` of its own"):
-        fit(None, None, Half(), out=tmp_path / "run")
-    assert fit(None, None, Half()).state.done == 3  # nothing is stored
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -164,12 +164,6 @@ def problem_record(run: Run, head: str | None, batch_norm: str, rebuild: Mapping
     likelihood: Any = run.problem.likelihood
     kind = next((name for name, cls in LIKELIHOODS.items() if type(likelihood) is cls), "own")
     federation, scaling, algorithm = run.problem.federation, run.problem.network.scaling, run.algorithm
-    known = algorithms.ALGORITHMS.get(algorithm.name)
-    if known is not None and isinstance(algorithm, known) and type(algorithm) is not known:  # it would be loaded as that one
-        raise InputError(
-            f"{type(algorithm).__name__} has the name {algorithm.name!r}, which is {known.__name__}'s: give its class a `name` "
-            "of its own"
-        )
     record = {
         "model": dict(rebuild) if rebuild else None,
         "head": head,

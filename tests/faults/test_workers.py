@@ -195,7 +195,6 @@ from fedhb import cli
 from runs import fit
 
 class Slow(fedhb.FedAvg):
-    name = "slow"
     def local_update(self, *args):
         if {fails!r} and args[-1].round == 3:
             raise ValueError("a mistake")
