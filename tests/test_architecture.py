@@ -36,7 +36,7 @@ LAYERS = (
     ("paper",),
     ("tune",),
     ("report",),
-    ("cli_data", "cli_paper", "cli_deploy", "cli_report", "cli_show", "cli", "__main__"),
+    ("cli_options", "cli_data", "cli_paper", "cli_deploy", "cli_report", "cli_show", "cli", "__main__"),
 )
 """A part imports from its own layer and those above it in this list (which run first), never from one below."""
 

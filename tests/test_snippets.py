@@ -1,7 +1,7 @@
 """Every snippet of the README and of docs/ runs: blocks in order, one namespace and one folder per page.
 
 Python blocks are executed, `fedhb` lines go through the command line (training with few rounds), `make` lines must name a target,
-TOML is parsed. Comments that no reader sees help:
+TOML is parsed, and the last of it is `toml`. Comments that no reader sees help:
 
     <!-- setup ... -->            Python before the next block: the data that the text only speaks of
     <!-- check ... -->            Python after it: what must be true then
@@ -74,7 +74,7 @@ def run_command(words, monkeypatch, folder):
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), f"the Makefile has no target {words[1]}"
         return
     assert words[0] == "fedhb", f"{words[0]}: say how to test it, or mark the block"
-    monkeypatch.chdir(clone(folder) if words[1] in IN_THE_CLONE else folder)
+    monkeypatch.chdir(clone(folder) if words[1] in IN_THE_CLONE and not Path(words[-1]).exists() else folder)
     monkeypatch.setattr(sys, "argv", [*words, *QUICK.get(words[1], [])])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -107,6 +107,7 @@ def test_snippets_run(path, monkeypatch, tmp_path, capsys):
             skip = False
         elif kind == "toml":
             tomllib.loads(text)
+            space["toml"] = text
         else:
             raise AssertionError(f"{where}: say in which language a block is: python, sh or toml")
 

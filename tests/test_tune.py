@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -9,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from fedhb import cli, tune
 from fedhb.algorithms import ALGORITHMS, FedBABU
 from fedhb.clients import Share
 from fedhb.errors import InputError
+from fedhb.paper import cells
 from fedhb.settings import TRAINING, read_toml
 
 ROOT = Path(__file__).parent.parent
@@ -265,32 +268,138 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
         experiment.train(experiment.Settings(num_clients=6, rounds=1), None, progress=False)
 
 
-# ---- what is chosen
+# ---- data of one's own
+
+OWN = """
+seeds = [100]
+trials = 3
+[common]
+data = "mine.npz"
+rounds = 2
+fraction = 0.5
+validation = 0.2
+model = {hidden = 8}
+[cells.all]
+[[stages]]
+keep = 1.0
+cells = ["all"]
+[shared]
+lr = [0.001, 0.03]
+personal_epochs = [1, 5]
+[own.niw]
+[own.fedavg]
+"""
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
-    path = write(tmp_path)
+def write_data(seed=0, real=False):
+    rng = np.random.default_rng(seed)
+    x, client = rng.normal(size=(200, 3)), np.repeat(["a", "b", "c", "d"], 50)
+    y = x.sum(1) + 0.1 * rng.normal(size=200)
+    np.savez("mine.npz", x=x, y=y if real else (y > 0).astype(int), client=client)
+    cells.dataset_of.cache_clear()  # a command reads it once
 
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedhb", "tune", str(path), *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """A command in an empty folder: (exit code, what it printed)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedhb", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         printed = capsys.readouterr()
         return ended.value.code or 0, " ".join((printed.out + printed.err).split())
 
-    code, printed = command("--algorithms", "fedavg", "--trials", "3")
+    return run
+
+
+def test_trials_on_a_file_are_of_what_was_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, OWN)
+    write_data()
+    found, made = run(path)
+    digest = hashlib.sha256(Path("mine.npz").read_bytes()).hexdigest()
+    assert len(made) == 6 and {one.metric for one in found} == {"accuracy"}
+    assert {(r["settings"]["dataset"], r["settings"]["data"]) for r in made} == {("mine.npz", digest)}
+    assert {json.dumps(r["result"]["data"]) for r in made} == {json.dumps({"mine.npz": digest})}
+    assert run(path)[1] == []
+    write_data(seed=1)
+    assert len(run(path)[1]) == 6
+
+
+def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
+    path = write(tmp_path, OWN)
+    code, printed = command("tune", path)
+    assert code == 2 and "mine.npz: there is no such file from here" in printed
+    write_data()
+    code, printed = command("tune", path)
+    assert code == 0 and f"fedhb compare --tuned {path.parent / 'chosen.toml'}" in printed
+    assert "not the default" not in printed
+    chosen = read_toml(path.parent / "chosen.toml")
+    other = tune.Tuned("niw", "accuracy", 0.5, 0.6, {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9}, {}, trials=3)
+    tune.write_chosen(path.parent / "chosen.toml", [other])  # whatever it was
+    options = ("--data", "mine.npz", "--rounds", 1, "--seeds", 0, "--set", "model.hidden=8")
+    code, printed = command("compare", *options, "--algorithms", "niw,fedavg,fedbabu", "--tuned", path.parent / "chosen.toml")
+    assert code == 0 and "chosen.toml has nothing of fedbabu: defaults are used there" in printed
+    settings = {name: read_toml(Path(f"runs/compare/{name}-seed0/settings.toml")) for name in ("niw", "fedavg", "fedbabu")}
+    assert (settings["niw"]["lr"], settings["niw"]["personal_epochs"], settings["niw"]["niw"]["p_do"]) == (0.007, 3, 0.9)
+    assert settings["fedavg"]["lr"] == chosen["fedavg"]["training"]["lr"]
+    assert settings["fedbabu"]["lr"] == FedBABU.training["lr"]
+    train = ("train", "--data", "mine.npz", "--rounds", 1, "--out", "x", "--lr", 0.2, "--set", "niw.p_do=0.8")
+    assert command(*train, "--tuned", path.parent / "chosen.toml")[0] == 0
+    one = read_toml(Path("x/settings.toml"))
+    assert (one["lr"], one["personal_epochs"], one["niw"]["p_do"]) == (0.2, 3, 0.8)  # what is given counts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[niw]\nlr = 0.1\n", "lr = 0.1\n", "[nwi.training]\n[nwi.settings]\n", "[niw.training]\nrounds = 3\n[niw.settings]\n"],
+)
+def test_another_file_is_not_what_was_chosen(tmp_path, command, text):
+    Path("chosen.toml").write_text(text)
+    code, printed = command("train", "--rounds", 1, "--tuned", "chosen.toml")
+    assert code == 2 and "is not what `fedhb tune` writes for an algorithm" in printed
+
+
+def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
+    """A trial that diverged is the worst, also where every NLL is above zero."""
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, OWN)
+    write_data(real=True)
+    found, made = run(path)
+    for one in found:
+        means = {
+            r["key"]["variant"]: (r["result"]["global"]["nll"] + r["result"]["personalised"]["nll"]) / 2
+            for r in made
+            if r["key"]["variant"].startswith(one.method)
+        }
+        assert one.metric == "nll" and one.best == pytest.approx(min(means.values()))
+        assert one.default == pytest.approx(means[f"{one.method} 0"])
+    assert tune.score({"diverged": "x"}) > max(tune.score(r["result"]) for r in made)
+    tune.write_chosen(path.parent / "chosen.toml", found)
+    assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")["niw"].keys()
+    assert tune.table(found).title == "validation NLL"
+
+
+# ---- what is chosen
+
+
+def test_the_command(tmp_path, command):
+    path = write(tmp_path)
+    code, printed = command("tune", path, "--algorithms", "fedavg", "--trials", "3")
     assert code == 0 and "fedavg" in printed and "validation score" in printed
     chosen = read_toml(path.parent / "chosen.toml")
     assert set(chosen) == {"fedavg"} and chosen["fedavg"]["trials"] == 3
     assert set(chosen["fedavg"]["training"]) == {"lr", "personal_epochs"} and chosen["fedavg"]["settings"] == {"update": "full"}
     assert ("not the default of the code yet" in printed) == bool(tune.differences(chosen))
-    assert command("--algorithms", "niw")[0] == 0
+    assert command("tune", path, "--algorithms", "niw")[0] == 0
     both = read_toml(path.parent / "chosen.toml")
     assert set(both) == {"niw", "fedavg"} and both["fedavg"] == chosen["fedavg"]
     records = [json.loads(line) for line in (path.parent / "records.jsonl").read_text().splitlines()]
     assert records[0]["command"] == f"fedhb tune {path} --trials 3 --algorithms fedavg"
-    assert command("--trials", "1000")[0] == 2
+    assert command("tune", path, "--trials", "1000")[0] == 2
 
 
 def test_differences_from_the_code_are_seen(monkeypatch):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -23,10 +22,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedhb import cli_data, cli_deploy, cli_paper, cli_report
+from fedhb.cli_options import LogOption, ModelOption, SetOption, TunedOption, with_settings
 from fedhb.cli_show import NOTHING, comparison_table, one_line, show_result
 from fedhb.engine import memory
 from fedhb.errors import InputError, Stopped
-from fedhb.settings import ALGORITHMS, Settings, own_tables, read_toml
+from fedhb.settings import ALGORITHMS, Settings, own_tables, read_chosen, read_toml
 from fedhb.values import did_you_mean
 
 app = typer.Typer(
@@ -41,51 +41,6 @@ app = typer.Typer(
 
 console = Console()
 errors = Console(stderr=True, highlight=False)
-KINDS = {int: int, float: float, str: str, bool: bool}
-SetOption = Annotated[
-    Optional[list[str]],  # noqa: UP045 (typer reads it)
-    typer.Option(
-        "--set", metavar="TABLE.KEY=VALUE", help="an algorithm's or the model's own setting, such as niw.kl_weight=0.001"
-    ),
-]
-
-ModelOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="PKG.MOD:FACTORY", help="the factory of the run's model, where that is code of your own: it is run"),
-]
-
-LogOption = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option(
-        "--log", metavar="csv|tensorboard", help="every round's numbers to OUT/log.csv or OUT/tensorboard; may be repeated"
-    ),
-]
-
-
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag per setting; those that were given arrive as `flags`.
-
-    A command that takes several of a setting, such as `algorithms`, has no flag for a single one: it could only be ignored.
-    """
-    own = inspect.signature(command).parameters
-    names = [f for f in dataclasses.fields(Settings) if f.name != "options" and not {f.name, f"{f.name}s"} & set(own)]
-    hints = inspect.get_annotations(command, eval_str=True)
-
-    def wrapper(**values: Any) -> None:
-        flags = {f.name: values.pop(f.name) for f in names}
-        command(flags=flags, **values)
-
-    parameters = [p.replace(annotation=hints[n]) for n, p in own.items() if n != "flags"]
-    for f in names:
-        text = f.metadata["help"] + (f" [{f.default}]" if f.default != "" else "")
-        option = typer.Option("--" + f.name.replace("_", "-"), help=text, show_default=False)
-        annotation: Any = Annotated[Optional[KINDS[type(f.default)]], option]  # noqa: UP045
-        parameters.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in keyword_only}
-    wrapper.__doc__, wrapper.__name__ = command.__doc__, command.__name__
-    return wrapper
 
 
 @app.command()
@@ -97,10 +52,13 @@ def train(
     out: Annotated[Optional[Path], typer.Option(help="folder for results [runs/DATASET-ALGORITHM-seedN]")] = None,  # noqa: UP045
     resume: Annotated[bool, typer.Option("--resume", help="go on where the run in --out stopped")] = False,
     log: LogOption = None,
+    tuned: TunedOption = None,
 ) -> None:
     """Train a global posterior; evaluate it before and after personalisation."""
-    chosen = Settings.resolve(settings, flags, set_ or ())
+    found = read_chosen(tuned) if tuned else {}
+    chosen = Settings.resolve(settings, flags, set_ or (), tuned=found)
     own_tables(chosen, set_ or ())
+    note_untuned(tuned, found, [chosen.algorithm])
     name = Path(chosen.data).stem if chosen.data else chosen.dataset
     folder = out or Path("runs") / f"{name}-{chosen.algorithm}-seed{chosen.seed}"
     from fedhb.experiment import train as run_training
@@ -136,6 +94,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="keep what is done, go on with the rest")] = False,
     log: LogOption = None,
+    tuned: TunedOption = None,
 ) -> None:
     """Train several algorithms with several seeds under the same settings; one table of means and deviations."""
     lists = {"algorithms": "niw,mixture,fedavg", "seeds": "0,1,2"}
@@ -156,9 +115,11 @@ def compare(
             raise InputError(
                 f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from {', '.join(ALGORITHMS)}, or all"
             )
-    each = {name: Settings.resolve(settings, flags | {"algorithm": name}, set_ or (), ignored) for name in names}
+    found = read_chosen(tuned) if tuned else {}
+    each = {name: Settings.resolve(settings, flags | {"algorithm": name}, set_ or (), ignored, found) for name in names}
     chosen = Settings.resolve(settings, flags, set_ or (), ignored)
     own_tables(chosen, set_ or (), names)
+    note_untuned(tuned, found, names)
     from fedhb.experiment import compare as run_comparison
     from fedhb.loggers import make
     from fedhb.progress import RunTable
@@ -279,6 +240,12 @@ def note(text: str) -> None:
     errors.print(escape(text), soft_wrap=True, highlight=False)
 
 
+def note_untuned(path: Path | None, found: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Which algorithms were not tuned with the others."""
+    if path and (absent := [name for name in names if name not in found]):
+        note(f"{path} has nothing of {', '.join(absent)}: defaults are used there")
+
+
 def warn_unfinished(folder: Path, trained: Any) -> None:
     """A run without a result is used as far as it has come."""
     if not getattr(trained, "result", True):
@@ -338,7 +305,7 @@ def bench(
 
 cli_paper.register(app, console, errors)
 cli_data.register(app, console, errors)
-cli_deploy.register(app, console, errors, with_settings, partial(show_result, console))
+cli_deploy.register(app, console, errors, partial(show_result, console))
 cli_report.register(app, console, errors)
 
 

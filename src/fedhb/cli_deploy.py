@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedhb.cli_options import SetOption, with_settings
 from fedhb.errors import InputError
 from fedhb.settings import Settings, own_tables, read_toml
 
@@ -22,15 +23,9 @@ MinAnswers = Annotated[
 ]
 Retries = Annotated[Optional[int], typer.Option(help="how often a failed round is tried again [3]")]  # noqa: UP045
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment's folder")]
-SetOption = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="an algorithm's or the model's own setting"),
-]
 
 
-def register(
-    app: typer.Typer, console: Console, errors: Console, with_settings: Callable[..., Any], show: Callable[..., None]
-) -> None:
+def register(app: typer.Typer, console: Console, errors: Console, show: Callable[..., None]) -> None:
     """Add the commands to the command line."""
     deploy = typer.Typer(help="A federation of real nodes on Flower: make it ready, try it out.", no_args_is_help=True)
     app.add_typer(deploy, name="deploy")

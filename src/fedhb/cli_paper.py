@@ -112,9 +112,10 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             shown.close()
         tuning.write_chosen(chosen, found)
         console.print(tuning.table(found))
-        console.print(f"chosen settings in {chosen}", highlight=False)
-        for text in tuning.differences(read_toml(chosen)):
-            console.print(f"not the default of the code yet: {text}", highlight=False)
+        console.print(f"chosen settings in {chosen}; compare with them: fedhb compare --tuned {chosen}", highlight=False)
+        if not content.own_data:
+            for text in tuning.differences(read_toml(chosen)):
+                console.print(f"not the default of the code yet: {text}", highlight=False)
 
 
 def overview(folder: Path) -> Table:

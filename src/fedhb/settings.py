@@ -179,9 +179,10 @@ class Settings:
         flags: Mapping[str, Any],
         overrides: Sequence[str] = (),
         ignore: Sequence[str] = (),
+        tuned: Mapping[str, Any] | None = None,
     ) -> Settings:
-        """Defaults, then the algorithm's `training`, the file or its content (less the keys to ignore), flags (None: not given),
-        and `table.key=value` overrides.
+        """Defaults, then the algorithm's `training`, what tuning chose for it (`read_chosen`), the file or its content (less the
+        keys to ignore), flags (None: not given), and `table.key=value` overrides.
 
         A flag that changes nothing beside the others is refused. In a file it is not: that of a run holds every setting.
         """
@@ -205,7 +206,11 @@ class Settings:
         if "name" in options.get("model", {}):  # TOML has no key that is both a value and a table
             name = options["model"].pop("name")
             values["model"] = flags.get("model") or name
-        values = training_of(values.get("algorithm", cls.algorithm)) | values
+        algorithm = values.get("algorithm", cls.algorithm)
+        own = (tuned or {}).get(algorithm, {})
+        values = training_of(algorithm) | own.get("training", {}) | values
+        if own.get("settings"):
+            options[algorithm] = own["settings"] | options.get(algorithm, {})
         settings = cls(**{key: _check(key, value) for key, value in values.items()}, options=options)
         _check_effect(settings, flags)
         return settings
@@ -333,6 +338,17 @@ def _value(text: str) -> Any:
 def toml_key(key: str) -> str:
     """A key as TOML writes it."""
     return key if re.fullmatch("[A-Za-z0-9_-]+", key) else toml_value(key)
+
+
+def read_chosen(path: Path) -> dict[str, Any]:
+    """What `fedhb tune` wrote: for each algorithm tables `training` and `settings`."""
+    content = read_toml(path)
+    for name, table in content.items():
+        parts = [table.get(part) for part in ("training", "settings")] if isinstance(table, Mapping) else []
+        sound = len(parts) == 2 and all(isinstance(part, Mapping) for part in parts) and set(parts[0] or ()) <= set(TRAINING)
+        if name not in ALGORITHMS or not sound:
+            raise InputError(f"{path}: {name} is not what `fedhb tune` writes for an algorithm: give its chosen.toml")
+    return content
 
 
 def toml_value(value: Any) -> str:

@@ -24,7 +24,7 @@
 Trials are drawn without repetition. The n-th draw has the same shared values for every method, so that none is luckier than
 another, and the same ones whatever the defaults are, so that records stay valid when these change. The score of a trial is the
 mean of the validation accuracies of global prediction and personalisation, over cells and seeds. Scores that agree to a tenth of
-a percent, about the standard error of one of them, are ordered by NLL.
+a percent, about the standard error of one of them, are ordered by NLL; all of them where targets are real numbers.
 Trial 0 takes part in every stage: what it is compared with ran in the same cells.
 """
 
@@ -111,6 +111,11 @@ class Space:
     def methods(self) -> list[str]:
         """The methods that have a space."""
         return list(self.content["own"])
+
+    @property
+    def own_data(self) -> bool:
+        """Whether it tunes for files of the user's: then the choice is not for everybody."""
+        return any(layer.get("data") for layer in (self.content.get("common", {}), *self.content["cells"].values()))
 
     def choices(self, method: str) -> dict[str, list[Any]]:
         """The choices of every setting of a method: the shared ones that it has, and its own."""
@@ -212,9 +217,11 @@ def variant(method: str, trial: int) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found of a method: scores of the default and of the best trial, the best choice, and how many were tried."""
+    """What tuning found of a method: scores of the default and of the best trial (mean accuracies, or the mean NLL of real
+    targets), the best choice, and how many were tried."""
 
     method: str
+    metric: str
     default: float
     best: float
     choice: Choice
@@ -229,6 +236,7 @@ def tune(space: Space, methods: Sequence[str], processes: int, watcher: engine.W
             raise InputError(f"{space.path} has no space for {method!r}{did_you_mean(method, space.methods)}: [own.{method}]")
     kept = {method: list(space.trials(method)) for method in methods}
     scores: dict[str, list[tuple[float, float]]] = {}
+    metric = "accuracy"
     for stage in space.content["stages"]:
         count = math.ceil(stage["keep"] * (space.content["trials"] - 1))  # beside the one to compare with
         for method in methods:
@@ -244,7 +252,9 @@ def tune(space: Space, methods: Sequence[str], processes: int, watcher: engine.W
         standing = engine.complete(space.experiment, keys, processes, watcher, lambda key: again(space, key))
         for record in standing.records:
             scores.setdefault(record["key"]["variant"], []).append(score(record["result"]))
-    return [_tuned(space, method, kept[method], scores) for method in methods]
+            if "accuracy" not in record["result"].get("global", "accuracy"):
+                metric = "nll"
+    return [_tuned(space, method, kept[method], scores, metric) for method in methods]
 
 
 def _mean(scores: Mapping[str, Sequence[tuple[float, float]]], method: str, trial: int) -> tuple[float, ...]:
@@ -258,21 +268,27 @@ def _order(scores: Mapping[str, Sequence[tuple[float, float]]], method: str, tri
     return (round(means[0], 3), *means[1:]) if means else means
 
 
-def _tuned(space: Space, method: str, kept: Sequence[int], scores: Mapping[str, Sequence[tuple[float, float]]]) -> Tuned:
+def _tuned(
+    space: Space, method: str, kept: Sequence[int], scores: Mapping[str, Sequence[tuple[float, float]]], metric: str
+) -> Tuned:
     means = {n: _mean(scores, method, n) for n in kept}
     best = min(kept, key=lambda n: (_order(scores, method, n), n))
     default, choice = space.default(method), space.trials(method)[best]
     changed = {name: value for name, value in choice.items() if value != default[name]}
-    return Tuned(method, -means[0][0], -means[best][0], choice, changed, space.content["trials"])
+    shown = {n: -accuracy if metric == "accuracy" else nll for n, (accuracy, nll) in means.items()}
+    return Tuned(method, metric, shown[0], shown[best], choice, changed, space.content["trials"])
 
 
 def score(result: Mapping[str, Any]) -> tuple[float, float]:
-    """(minus the mean accuracy of both tasks, their mean NLL): the least is the best. A run that diverged is the worst."""
+    """(minus the mean accuracy of both tasks, their mean NLL): the least is the best. A run that diverged is the worst.
+
+    Real targets have no accuracy: there it is 0, and NLL decides.
+    """
     if "diverged" in result:
         return 0.0, math.inf
     tasks = [result[task] for task in ("global", "personalised")]
     nll = sum(task["nll"] for task in tasks) / 2
-    return -sum(task["accuracy"] for task in tasks) / 2, nll if math.isfinite(nll) else math.inf
+    return -sum(task.get("accuracy", 0.0) for task in tasks) / 2, nll if math.isfinite(nll) else math.inf
 
 
 def again(space: Space, key: Key) -> str:
@@ -289,7 +305,8 @@ def write_chosen(path: Path, found: Sequence[Tuned]) -> None:
     for one in found:
         training = {name: value for name, value in one.choice.items() if name in TRAINING}
         own = {name: value for name, value in one.choice.items() if name not in TRAINING}
-        scores = {"score": round(one.best, 6), "default_score": round(one.default, 6), "trials": one.trials}
+        name = "score" if one.metric == "accuracy" else one.metric
+        scores = {name: round(one.best, 6), f"default_{name}": round(one.default, 6), "trials": one.trials}
         tables[one.method] = scores | {"training": training, "settings": own}
     lines = ["# Written by `fedhb tune`: what each method is trained with, and its own settings, chosen on validation data."]
     for method in sorted(tables, key=list(ALGORITHMS).index):
@@ -314,8 +331,11 @@ def differences(chosen: Mapping[str, Any]) -> list[str]:
 
 def table(found: Sequence[Tuned]) -> Table:
     """A line per method."""
-    shown = Table("method", "default", "best", "chosen instead of the default", "trials", title="validation score, in %")
+    percent = all(one.metric == "accuracy" for one in found)
+    title = "validation score, in %" if percent else "validation NLL"
+    shown = Table("method", "default", "best", "chosen instead of the default", "trials", title=title)
     for one in found:
         changes = ", ".join(f"{name}={value}" for name, value in one.changed.items())
-        shown.add_row(one.method, f"{100 * one.default:.2f}", f"{100 * one.best:.2f}", changes or "the default", str(one.trials))
+        scores = [f"{100 * value:.2f}" if percent else f"{value:.3f}" for value in (one.default, one.best)]
+        shown.add_row(one.method, *scores, changes or "the default", str(one.trials))
     return shown

@@ -18,8 +18,10 @@ A variant overrides its cell, a cell the common settings; tables of algorithms a
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from fedhb import data, nets
@@ -79,8 +81,6 @@ def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
                 before = merged.get(name, {})
                 value = {**({"name": before} if isinstance(before, str) else before), **value}
             merged[name] = value
-    if merged.get("data"):
-        raise InputError(f"data={merged['data']!r}: an experiment takes a data set by its name: give dataset")
     algorithm = merged.pop("algorithm", key["variant"])
     merged = {name: value for name, value in merged.items() if name not in ALGORITHMS or name == algorithm}
     try:
@@ -91,13 +91,15 @@ def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
 
 def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
     """Every setting that the result depends on, those of the algorithm and of the model as TABLE.NAME."""
-    return flat(settings_of(settings, key)) | ({"clean": settings["clean"]} if "clean" in settings else {})
+    chosen = settings_of(settings, key)
+    own = {"dataset": Path(chosen.data).name, "data": file_hash(chosen.data)} if chosen.data else {}
+    return flat(chosen) | own | ({"clean": settings["clean"]} if "clean" in settings else {})
 
 
 def flat(chosen: Settings) -> dict[str, Any]:
     """The same for a run's settings."""
     found = {f.name: getattr(chosen, f.name) for f in dataclasses.fields(chosen) if f.name not in WHERE}
-    found["model"] = chosen.model or nets.DEFAULT.get(chosen.dataset, "mlp")
+    found["model"] = chosen.model or nets.DEFAULT.get(Path(chosen.data).stem if chosen.data else chosen.dataset, "mlp")
     algorithm: Any = build(chosen.algorithm, chosen.options.get(chosen.algorithm, {}))
     found |= {f"{chosen.algorithm}.{name}": value for name, value in dataclasses.asdict(algorithm).items()}
     return found | {f"model.{name}": value for name, value in chosen.options.get("model", {}).items()}
@@ -121,15 +123,30 @@ def before(name: str) -> Any:
     return BEFORE.get(name, default)
 
 
+def file_hash(path: str) -> str:
+    """The sha256 of a file: a record is of what was in it. Empty where there is none."""
+    try:
+        status = Path(path).stat()
+        return _file_hash(path, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return ""
+
+
+@lru_cache
+def _file_hash(path: str, *when: int) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @lru_cache(maxsize=1)
-def dataset_of(name: str) -> Dataset:
-    """A data set, kept for the next run."""
-    return data.load(name)
+def dataset_of(name: str, path: str = "") -> Dataset:
+    """A data set, or the one in the user's file, kept for the next run."""
+    return data.read_npz(path) if path else data.load(name)
 
 
 def clients_of(run: Run, settings: Settings) -> tuple[Clients, Clients | None]:
     """The clients of a run and the novel ones, on the device that its network is on."""
-    clients, novel = make_clients(settings, dataset_of(settings.dataset))
+    clients, novel = make_clients(settings, dataset_of(settings.dataset, settings.data))
     device = str(run.problem.network.device)
     return clients.to(device), novel.to(device) if novel is not None else None
 

@@ -40,7 +40,7 @@ def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
 def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
     """Train, and keep the curves."""
     chosen = settings_of(settings, key)
-    dataset, epochs = dataset_of(chosen.dataset), list(settings.get("epochs", ()))
+    dataset, epochs = dataset_of(chosen.dataset, chosen.data), list(settings.get("epochs", ()))
     until = 0.5 if epochs else 0.9
     found = train(chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, until)])
     clients, _ = make_clients(chosen, dataset)
@@ -92,7 +92,7 @@ def _personalisation(settings: Mapping[str, Any], records: Sequence[Mapping[str,
         for cell in settings["cells"]:
             done = [r for r in pictures.of(records, cell, variant) if epochs and set(epochs) <= set(r.get("after", ()))]
             columns = [[r["global"] for r in done], *([r["after"][n] for r in done] for n in epochs)]
-            if done:
+            if done and "accuracy" in done[0]["global"]:
                 table.add_row(f"{variant}, {cell}", *(spread([100 * m["accuracy"] for m in each], 2) for each in columns))
     return [table] if table.row_count else []
 

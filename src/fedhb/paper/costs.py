@@ -52,7 +52,7 @@ def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
 def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
     """Measure every step, on a state that one client has trained for a round."""
     chosen = settings_of(settings, key)
-    clients, _ = make_clients(chosen, dataset_of(chosen.dataset))
+    clients, _ = make_clients(chosen, dataset_of(chosen.dataset, chosen.data))
     model, _ = model_of(chosen, clients)
     algorithm = build(chosen.algorithm, chosen.options.get(chosen.algorithm, {}))
     tell(0.0, "a round")

@@ -76,8 +76,9 @@ def standing(experiment: Experiment, keys: Sequence[Key]) -> Standing:
 def lacking(settings: Sequence[Mapping[str, Any]], remedies: bool = True) -> dict[str, str]:
     """The data sets that these settings need and that are not here, each with what to do about it (or where that is told)."""
     here = {status.name: status for status in data.status()}
-    found = {}
-    for name in dict.fromkeys(str(one[key]) for one in settings for key in ("dataset", "clean") if key in one):
+    found = {str(one["dataset"]): "there is no such file from here" for one in settings if one.get("data") == ""}
+    named = [one["dataset"] for one in settings if "dataset" in one and "data" not in one]
+    for name in dict.fromkeys([*named, *(one["clean"] for one in settings if "clean" in one)]):
         if name not in here:
             found[name] = "it is not a data set of fedhb yet"
         elif not here[name].present:

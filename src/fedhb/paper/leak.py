@@ -24,7 +24,7 @@ COUNT = 100
 
 def metrics(run: Run, settings: Settings) -> dict[str, Any]:
     """The means over clients of the metrics of both kinds; nothing where images have no copies, or are split in another way."""
-    if not dataset_of(settings.dataset).groups or settings.group_split != "image":
+    if not dataset_of(settings.dataset, settings.data).groups or settings.group_split != "image":
         return {}
     found = {}
     with one_thread():

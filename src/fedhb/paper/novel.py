@@ -18,7 +18,7 @@ from fedhb.figures import Figure
 from fedhb.paper import cells, pictures
 from fedhb.paper.cells import Tell, Told, dataset_of, settings_of, work
 from fedhb.paper.records import Key, star
-from fedhb.paper.table import METRICS, diverged, spread
+from fedhb.paper.table import diverged, metrics_in, spread
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
 
@@ -33,7 +33,7 @@ def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
 def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
     """The metrics of the novel clients before personalisation, and after it with each number of examples."""
     chosen = settings_of(settings, key)
-    dataset = dataset_of(chosen.dataset)
+    dataset = dataset_of(chosen.dataset, chosen.data)
     found = train(chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, 0.8)])
     _, novel = make_clients(chosen, dataset)
     if novel is None:
@@ -50,7 +50,7 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
     found = []
     numbers = [str(n) for n in settings["examples"]]
     for cell in dict.fromkeys(r["key"]["cell"] for r in records):
-        for metric, factor, digits in METRICS:
+        for metric, factor, digits in metrics_in(*(r["result"].get("before", {}) for r in records if r["key"]["cell"] == cell)):
             title = f"{cell}: {metric} of novel clients by their number of examples"
             table = Table("", "none", *numbers, title=title)
             for variant in settings["variants"]:

@@ -67,7 +67,7 @@ def by_epoch(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Fig
             lines = []
             for variant in settings["variants"]:
                 done = [r for r in of(records, cell, variant) if {str(n) for n in epochs} <= set(r.get("after", ()))]
-                if done:
+                if done and metric in done[0]["global"]:
                     rows = [[r["global"][metric], *(r["after"][str(n)][metric] for n in epochs)] for r in done]
                     means, spreads = mean_and_spread(rows)
                     lines.append(Series(variant, [0, *epochs], means, spreads, look[variant]))
@@ -99,7 +99,9 @@ def parameters(settings: Mapping[str, Any], printed: Sequence[Record], records: 
             lines = []
             for method in [*methods, *plain]:
                 variants = [method if method in plain else f"{method} {parameter}={value}" for value in values]
-                rows = [[r[task]["accuracy"] for r in of(records, cell, one) if r.get(task)] for one in variants]
+                rows = [
+                    [r[task]["accuracy"] for r in of(records, cell, one) if "accuracy" in (r.get(task) or {})] for one in variants
+                ]
                 ours = [mean_and_spread([[value] for value in row]) for row in rows]
                 y, spread = [m[0] if m else None for m, _ in ours], [s[0] if s else None for _, s in ours]
                 if any(value is not None for value in y):
@@ -132,7 +134,7 @@ def few_examples(settings: Mapping[str, Any], records: Sequence[Record]) -> list
             lines = []
             for variant in settings["variants"]:
                 done = [r for r in of(records, cell, variant) if set(numbers) <= set(r.get("after", ()))]
-                if done:
+                if done and metric in done[0]["before"]:
                     means, spreads = mean_and_spread(
                         [[r["before"][metric], *(r["after"][n][metric] for n in numbers)] for r in done]
                     )

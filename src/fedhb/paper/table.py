@@ -31,7 +31,7 @@ from fedhb.settings import Settings
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
 
-METRICS = (("accuracy", 100, 2), ("nll", 1, 3), ("ece", 1, 3))
+METRICS = (("accuracy", 100, 2), ("nll", 1, 3), ("ece", 1, 3), ("rmse", 1, 3), ("coverage", 100, 1))
 """What the tables show: the metric, its factor and its digits. Printed accuracies are in percent."""
 
 NAMES = {
@@ -49,7 +49,9 @@ Record = Mapping[str, Any]
 def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
     """Train and evaluate."""
     chosen = settings_of(settings, key)
-    found = train(chosen, folder, resume=True, dataset=dataset_of(chosen.dataset), progress=False, callbacks=[Told(tell, 0.9)])
+    found = train(
+        chosen, folder, resume=True, dataset=dataset_of(chosen.dataset, chosen.data), progress=False, callbacks=[Told(tell, 0.9)]
+    )
     shares = [r["penalty_share"] for r in found.records if "penalty_share" in r]
     holdout = found.result["holdout"] or {}
     result = {
@@ -94,7 +96,7 @@ def of_task(result: Mapping[str, Any], task: str) -> Mapping[str, float] | None:
 
 
 def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Table]:
-    """Accuracy beside the printed one, NLL, ECE: a table for each, with the cells in it, or for one cell all in one; ranks."""
+    """A table for each metric, beside what is printed, with the cells in it; or for one cell all in one; ranks."""
     cells = _in_order(settings["cells"], [r["key"]["cell"] for r in records], [row["cell"] for row in printed])
     variants = _in_order(settings["variants"], [r["key"]["variant"] for r in records], [row["algorithm"] for row in printed])
     lost = ["global"] if any("diverged" in r["result"] for r in records) else []
@@ -113,7 +115,8 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
 
     found: dict[str, dict[str, list[str]]] = {}  # title -> head of a column -> its texts
     for task in [*tasks, *dict.fromkeys(row["task"] for row in printed if row["task"] not in tasks)]:
-        for metric, *how in METRICS:
+        of_paper = {row["metric"]: row for row in printed if row["task"] == task}
+        for metric, *how in metrics_in(of_paper, *(of_task(r["result"], task) or {} for r in records)):
             columns = {labels[cell]: [text(cell, variant, task, metric, *how) for variant in variants] for cell in cells}
             if not any(any(column) for column in columns.values()):
                 continue
@@ -129,6 +132,11 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
             table.add_row(*row)
         shown.append(table)
     return shown + rank_table(variants, tasks, records) + gate_table(records) + leak_table(records)
+
+
+def metrics_in(*results: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Those of METRICS that some of these results have; accuracy where there are none."""
+    return [one for one in METRICS if any(one[0] in result for result in results)] or [METRICS[0]]
 
 
 def figures(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Figure]:
@@ -165,7 +173,7 @@ def seeds_of(records: Sequence[Record]) -> str:
 
 def ours(records: Sequence[Record], task: str, metric: str, factor: float, digits: int, name_seeds: bool) -> str:
     """Mean ± deviation over seeds, which are named where those of others differ; * where settings have changed since."""
-    values = [factor * found[metric] for r in records if (found := of_task(r["result"], task))]
+    values = [factor * found[metric] for r in records if metric in (found := of_task(r["result"], task) or {})]
     old = star(records)
     named = f" ({seeds_of(records)})" if name_seeds else ""
     text = f"{spread(values, digits)}{old}{named}" if values else ""
@@ -213,7 +221,7 @@ def ranked(variants: Sequence[str], task: str, records: Sequence[Record]) -> tup
     for r in records:
         diverged = "diverged" in r["result"]  # the worst of its block
         mine = of_task(r["result"], task)
-        if (mine or diverged) and not r.get("stale"):
+        if ((mine and "accuracy" in mine) or diverged) and not r.get("stale"):
             score = mine["accuracy"] if mine and not diverged else -math.inf
             scores.setdefault((r["key"]["cell"], r["key"]["seed"]), {})[r["key"]["variant"]] = score
     names = [v for v in variants if any(v in block for block in scores.values())]
@@ -245,7 +253,7 @@ def accuracies(records: Sequence[Record], title: str, columns: Mapping[str, Sequ
     found: dict[tuple[str, str], list[tuple[Record, list[float]]]] = {}
     for r in records:
         places = [reduce(lambda part, name: part.get(name) or {}, path, r["result"]) for path in columns.values()]
-        if all(places):
+        if all("accuracy" in place for place in places):
             each = found.setdefault((r["key"]["cell"], r["key"]["variant"]), [])
             each.append((r, [100 * metrics["accuracy"] for metrics in places]))
     if not found:
