@@ -130,9 +130,9 @@ def test_the_cifar_experiments_have_fedbabus_protocol(name):
         plan = {name: found[name] for name in ("batch_size", "lr", "momentum", "schedule", "personal_lr", "personal_epochs")}
         assert list(plan.values()) == [50, 0.1, 0.9, "step", 1e-3, 5] and found["batch_norm"] == "batch"
         if name.startswith("cifar_c"):
-            corrupted = name in ("cifar_c", "cifar_c_more_k")
+            corrupted, copies = name in ("cifar_c", "cifar_c_more_k", "cifar_c_copies"), "split" in key["variant"]
             assert (found["dataset"] == "cifar-100-c") == corrupted == ("clean" in found)
-            assert found["holdout_clients"] == (99 if corrupted else 0) and found["group_split"] == "image"
+            assert found["holdout_clients"] == (99 if corrupted else 0) and found["group_split"] == ("group" if copies else "image")
 
 
 def test_the_printed_numbers_are_of_cells_and_variants_that_there_are():
