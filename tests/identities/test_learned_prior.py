@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from problems import labelled, mlp, plan_of
@@ -47,15 +49,21 @@ def way(x: Tensor, t: float) -> Tensor:
     return torch.where(x > 0, (1 - torch.exp(-t * x)) / x.clamp_min(1e-300), t)
 
 
+@pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize(("kl_weight", "lambda0"), [(1.0, 0.0), (0.3, 0.0), (1.0, 1.0), (0.3, 2.0)])
-def test_two_rounds(kl_weight: float, lambda0: float) -> None:
+def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
+    """Clients with one class each differ more than their few steps show, and their gradients tell by how much."""
     network, clients = Network(mlp(4, 6, 3)), labelled(*SIZES.int().tolist())
+    if classes == 1:
+        own = torch.repeat_interleave(torch.arange(len(SIZES)) % 3, SIZES.long())
+        clients = replace(clients, train=replace(clients.train, y=own))
     N, total = len(SIZES), int(SIZES.sum())
     problem = Problem(network, Categorical(3), Federation(N, total, 3))
     algorithm = NIW(p_do=1.0, kl_weight=kl_weight, lambda0=lambda0)
     plan = plan_of(epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=MOMENTUM, train_head=True)
     server, n0 = algorithm.start(problem, Randomness(1, 0)), total + 3.0
     u, scatter = torch.ones(4).double(), torch.zeros(4).double()
+    gradients, steps = torch.zeros(4).double(), EPOCHS * (SIZES / BATCH).ceil().mean()
     measured: list[tuple[Tensor, Tensor]] = []
     for number in (1, 2):
         rng, received = Randomness(1, number), algorithm.broadcast(server, range(N))
@@ -90,9 +98,14 @@ def test_two_rounds(kl_weight: float, lambda0: float) -> None:
                 measured.append((D * curvature[:4], D**2 * curvature[4:]))
         tr_H, k = traces(measured)
         s, h = scatter / (N * number), tr_H / D
+        x = tr_H / k + kl_weight / u
+        gone = (1 - (1 - mean_time() * x / steps) ** steps) / x
+        gradients += torch.stack([part.var(0).sum() for part in m.double().split(D.tolist(), 1)]) / gone**2
+        told = ((gradients / number / tr_H - 1) * k / tr_H).clamp_max(1.0)
         u = root(s, h)
-        torch.testing.assert_close(new["V0"].double(), n0 * u, rtol=1e-6, atol=0.0)
-        torch.testing.assert_close(new["personal_V0"].double(), n0 * root(s, h, D / k), rtol=1e-6, atol=0.0)
+        assert (told > root(s, h, D / k)).sum() >= (2 if classes == 1 else 0) and steps < evidence.FEW
+        torch.testing.assert_close(new["V0"].double(), n0 * u, rtol=1e-5, atol=0.0)
+        torch.testing.assert_close(new["personal_V0"].double(), n0 * root(s, h, D / k).maximum(told), rtol=1e-5, atol=0.0)
         server = new | {LAST: -new[LAST]}  # a last step with which the next does not agree: omega is 1
     assert N < len(measured) < 2 * N  # some did in the second round, and some did not
     assert least.unique().numel() > 1 and least.min() > omega  # or the step has shown nothing

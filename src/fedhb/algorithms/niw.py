@@ -14,7 +14,7 @@ and the server has a closed form (eq:niw_server_m0_V0), from count, sum_i (m_i -
 `dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate"). With
 dof="per_layer" the weights of a tensor share one variance V0/n0, which is learned from the scatter of the m_i and the curvature
 of the clients' losses (evidence.py), also for the head (update="full"), and the server goes as far as they have (relaxation.py).
-Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, two numbers for each tensor, and a time.
+Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, two numbers for each tensor, a time and the steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem
 from fedhb.algorithms.bounded import Bounded
-from fedhb.algorithms.evidence import PERSONAL, layer_sizes, learn, means, measure, occam, scatter, spread, unlearned
+from fedhb.algorithms.evidence import GRADIENTS, PERSONAL, layer_sizes, learn, means, measure, occam, scatter, spread, unlearned
 from fedhb.algorithms.few import in_as_many_steps
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
@@ -108,7 +108,7 @@ class NIW(Bounded, Hierarchical):
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """m0 and V0, and what is shared beside them."""
-        return {key: value for key, value in server.items() if key not in ("evidence", LAST, FACTOR)}
+        return {key: value for key, value in server.items() if key not in ("evidence", GRADIENTS, LAST, FACTOR)}
 
     def centre(self, received: Arrays) -> Tensor:
         """m0."""
@@ -194,7 +194,7 @@ class NIW(Bounded, Hierarchical):
         N, n, layered = problem.federation.num_clients, summary["count"].item(), self.dof == "per_layer"
         along = layered and self.relax and self.along and self.begin == "global"  # from m0 on; elsewhere the way is not D's
         kept = (1.0 if layered else self.p_do) * (1.0 if along else N / (N + self.lambda0))  # N(m_i, v_i) has no spike at zero
-        new = {key: torch.empty_like(server[key]) for key in ("m0", "V0")}
+        new = {key: torch.empty_like(server[key]) for key in ("m0", "V0")} | average_shared(server, summary)
         for part in blocks(8, len(new["m0"])):  # several vectors at a time
             reference, sums = server["m0"][part].double(), summary["m"][part]
             m0 = torch.div(sums, summary["count"]).add_(reference).mul_(kept)
@@ -204,12 +204,13 @@ class NIW(Bounded, Hierarchical):
                 # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
                 around = torch.add(moved, sums, alpha=-2.0 / n).mul_(moved).add_(summary["squares"][part], alpha=1.0 / n)
                 new["V0"][part] = self._scale(problem, m0, around.clamp_min_(0.0))
-        counts = self._layers(problem)
-        new |= (learn(server, summary, counts, self._n0(problem)) if layered else {}) | average_shared(server, summary)
-        if layered and self.relax:
-            precision, share = self.kl_weight / self._variance(problem, server), self.lambda0 / (N + self.lambda0)
-            way = lengths(server, summary, counts, precision, share) if along else None
-            new |= relaxed(server, new, [key for key in ("m0", "head") if key in new], way)
+        if layered:
+            counts, precision = self._layers(problem), self.kl_weight / self._variance(problem, server)
+            held = precision if self.begin == "global" else None
+            new |= learn(server, summary, counts, self._n0(problem), held, self.prior_scale**2)
+            if self.relax:
+                longer = lengths(server, summary, counts, precision, self.lambda0 / (N + self.lambda0)) if along else None
+                new |= relaxed(server, new, [key for key in ("m0", "head") if key in new], longer)
         return new
 
     def _variance(self, problem: Problem, received: Arrays) -> Tensor:
@@ -244,7 +245,6 @@ class NIW(Bounded, Hierarchical):
         Per layer, less what q_i costs beside it: -1/2 sum_l [ |m_il - m0_l|^2 / u_l + d_l log(1 + u_l h_l) ] over the body."""
         if self.dof == "per_layer":
             counts, u = layer_sizes(problem.network, False), self._variance(problem, server)
-            body = slice(len(counts))
-            return -self.kl(problem, server, m) - occam(u[body], server["evidence"][:, body], counts)
+            return -self.kl(problem, server, m) - occam(u[: len(counts)], server["evidence"][:, : len(counts)], counts)
         mean, variance = distributions.spiky_moments(m, self.p_do, self.eps)
         return distributions.expected_log_gaussian(self.posterior(problem, server), mean, variance)
