@@ -391,9 +391,9 @@ def test_bytes_are_those_of_the_vectors_sent(dtype):
     who, prob = clients(), problem(mlp(dtype))
     d, h = sizes(prob.network)
     expected = {
-        "niw-body": (d + 4, d + 7),  # two variances a tensor; whether curvature was measured, its two moments, time and steps
-        "niw-full": (d + h + 8, d + h + 11),
-        "niw-last": (d + h + 8, d + h + 11),
+        "niw-body": (d + 4, d + 13),  # two variances a tensor; of curvature, time and the way of few steps 3 + 5 L numbers
+        "niw-full": (d + h + 8, d + h + 23),
+        "niw-last": (d + h + 8, d + h + 23),
         "niw-printed-body": (2 * d, d),
         "niw-printed-full": (2 * d + h, d + h),
         "mixture-body": (3 * d, 2 * d),

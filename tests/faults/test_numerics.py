@@ -91,7 +91,7 @@ def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
     found |= {"examples": torch.full((count,), examples), "loss": torch.ones(count), "score": torch.ones(count)}
     found |= {"kl": torch.ones(count, dtype=torch.float64)} if name == "mixture" else {}
     found |= {"beta": server["beta"].expand(count, -1)} if "beta" in server else {}
-    found |= {"curvature": torch.ones(count, 5, dtype=torch.float64)} if name == "niw" else {}
+    found |= {"curvature": torch.ones(count, 8, dtype=torch.float64)} if name == "niw" else {}
     if not all(torch.isfinite(value).all() for value in found.values()):
         return
     summary = algorithm.summarise(prob, received, found, rng)

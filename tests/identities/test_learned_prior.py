@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from problems import labelled, mlp, plan_of
 from torch import Tensor
 
 from fedhb.algorithms import NIW, Federation, Problem, evidence
+from fedhb.algorithms.gradients import FEW
 from fedhb.algorithms.relaxation import FACTOR, LAST, factor
 from fedhb.likelihood import Categorical
 from fedhb.network import Network, Weights
@@ -18,7 +20,7 @@ from fedhb.seeding import Randomness
 D = torch.tensor([24, 6, 18, 3])
 """The weights of mlp(4, 6, 3), tensor by tensor."""
 SIZES = torch.tensor([9, 6, 4, 17, 8, 5, 12, 7, 6, 10, 11, 4, 9, 8, 30, 6]).double()
-LR, MOMENTUM, EPOCHS, BATCH = 0.1, 0.5, 2, 4
+LR, MOMENTUM, EPOCHS, BATCH = 0.1, 0.5, 2, 16
 
 
 def root(s: Tensor, h: Tensor, ratio: Tensor | float = 1.0) -> Tensor:
@@ -49,6 +51,27 @@ def way(x: Tensor, t: float) -> Tensor:
     return torch.where(x > 0, (1 - torch.exp(-t * x)) / x.clamp_min(1e-300), t)
 
 
+def ways(pull: float, n: int) -> tuple[float, float]:
+    """How far a client with n examples goes with slopes of 1, held at its beginning, and the variance with examples' of 1."""
+    sizes = [BATCH] * (n // BATCH) + ([n % BATCH] if n % BATCH else [])
+
+    def end(slopes: list[float]) -> float:
+        place = velocity = 0.0
+        for slope in slopes:
+            velocity = MOMENTUM * velocity + slope
+            free = place + LR * velocity
+            place = free / (1 + LR * pull / n)
+            velocity -= (free - place) / LR
+        return place
+
+    total, T = end([1.0] * EPOCHS * len(sizes)), len(sizes)
+    variance = 0.0
+    for epoch in range(EPOCHS):
+        own = [end([float(k == epoch * T + b) for k in range(EPOCHS * T)]) for b in range(T)]
+        variance += sum(w**2 / size for w, size in zip(own, sizes, strict=True)) - sum(own) ** 2 / n
+    return total, variance + total**2 / n
+
+
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize(("kl_weight", "lambda0"), [(1.0, 0.0), (0.3, 0.0), (1.0, 1.0), (0.3, 2.0)])
 def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
@@ -63,7 +86,7 @@ def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
     plan = plan_of(epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=MOMENTUM, train_head=True)
     server, n0 = algorithm.start(problem, Randomness(1, 0)), total + 3.0
     u, scatter = torch.ones(4).double(), torch.zeros(4).double()
-    gradients, steps = torch.zeros(4).double(), EPOCHS * (SIZES / BATCH).ceil().mean()
+    around, noise, mean_size = torch.zeros(4).double(), torch.zeros(4).double(), total / N
     measured: list[tuple[Tensor, Tensor]] = []
     for number in (1, 2):
         rng, received = Randomness(1, number), algorithm.broadcast(server, range(N))
@@ -98,12 +121,16 @@ def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
                 measured.append((D * curvature[:4], D**2 * curvature[4:]))
         tr_H, k = traces(measured)
         s, h = scatter / (N * number), tr_H / D
-        x = tr_H / k + kl_weight / u
-        gone = (1 - (1 - mean_time() * x / steps) ** steps) / x
-        gradients += torch.stack([part.var(0).sum() for part in m.double().split(D.tolist(), 1)]) / gone**2
-        told = ((gradients / number / tr_H - 1) * k / tr_H).clamp_max(1.0)
+        for layer, part in enumerate((m - m0).double().split(D.tolist(), 1)):
+            W, R = torch.tensor([ways(kl_weight / u[layer].item(), int(n)) for n in SIZES]).double().T
+            r = W.square().sum() / W.sum() ** 2
+            around[layer] += (part.square().sum() - r * part.sum(0).square().sum()) / (1 - r) / W.square().mean()
+            noise[layer] += R.sum() / W.square().mean()
+        # per example, tr(H) / |D_i| is k lambda
+        slope = tr_H / mean_size
+        told = ((around - slope * noise) / (slope * slope / k * N * number)).clamp_max(1.0)
         u = root(s, h)
-        assert (told > root(s, h, D / k)).sum() >= (2 if classes == 1 else 0) and steps < evidence.FEW
+        assert (told > root(s, h, D / k)).sum() >= (2 if classes == 1 else 0) and EPOCHS * math.ceil(SIZES.max() / BATCH) < FEW
         torch.testing.assert_close(new["V0"].double(), n0 * u, rtol=1e-5, atol=0.0)
         torch.testing.assert_close(new["personal_V0"].double(), n0 * root(s, h, D / k).maximum(told), rtol=1e-5, atol=0.0)
         server = new | {LAST: -new[LAST]}  # a last step with which the next does not agree: omega is 1

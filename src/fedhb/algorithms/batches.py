@@ -67,7 +67,7 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
     orders, generators = [rng(i, "order") for i in ids], [rng(i, "noise") for i in ids]
     device = clients.train.x.device
     width = plan.batch_size
-    bounds, offsets = [_bounds(n, width, merge_single) for n in sizes], clients.train.offsets.tolist()
+    bounds, offsets = [batch_bounds(n, width, merge_single) for n in sizes], clients.train.offsets.tolist()
     steps = [[k for k, b in enumerate(bounds) if s < len(b)] for s in range(max(len(b) for b in bounds))]
     counts = [[bounds[k][s][1] - bounds[k][s][0] for k in positions] for s, positions in enumerate(steps)]
     shapes = [(len(c), max(c)) for c in counts]
@@ -109,7 +109,8 @@ def refuse_single(clients: Clients) -> None:
         raise InputError(f"client {alone[0]} has a single example, and batch norm cannot train on one: leave it out")
 
 
-def _bounds(n: int, width: int, merge_single: bool) -> list[tuple[int, int]]:
+def batch_bounds(n: int, width: int, merge_single: bool) -> list[tuple[int, int]]:
+    """Where the batches of n examples begin and end, in the order that they are shuffled to."""
     starts = list(range(0, n, width))
     if merge_single and n > width and n % width == 1:
         starts.pop()

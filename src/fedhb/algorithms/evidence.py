@@ -16,20 +16,11 @@ Curvature is not alike in all directions of a layer. With k_l equal eigenvalues 
 k_l = tr(H_l)^2 / tr(H_l^2), the second term is k_l log(1 + u_l d_l h_il / k_l): only k_l directions pay an Occam factor, and the
 best u_l is larger, the positive root of h u^2 - s (d/k) h u - s = 0. That is the better estimate of what clients differ by, and
 the prior of a personalisation (`personal_variance`); in the rounds the other one holds clients together, and m0 gains from it.
-
-All this is for m_i at the minimum of L_i. Clients that take few steps stop long before it, and their scatter tells how long they
-trained: a stiff prior, again. But how far they go along their gradient at m0 is known, D(lambda_l + 1/u_l) G_il (D as in
-relaxation.py), and how gradients scatter: with curvature lambda in k directions, and optima that differ by u,
-
-    E |G_il - mean_i G_il|^2 = k_l lambda_l (1 + u_l lambda_l)
-
-So where clients take fewer than FEW steps in a round, the u_l of this equation is the prior of a personalisation if it is the
-larger one (and at most prior_scale^2, what there is before anything is known).
+Where clients take few steps, that prior is learned from gradients too (gradients.py).
 
 `seen` [5, L] holds sums over the clients that have answered in any round: their number and their scatter, and the number of
 those that measured their curvature, h_il and tr(H_il^2) / d_l^2. Clients hardly move in the last rounds, when the learning rate
-is small; pooling the rounds keeps u from following them to zero. `sums` [3, L] are of cohorts of n: the scatter of their
-gradients, n - 1, and their steps. All of it is for kl_weight = 1.
+is small; pooling the rounds keeps u from following them to zero. All of it is for kl_weight = 1.
 """
 
 from __future__ import annotations
@@ -43,6 +34,8 @@ from torch import Tensor
 
 from fedhb.algorithms.base import Arrays, Plan, Problem
 from fedhb.algorithms.batches import Batch
+from fedhb.algorithms.gradients import GRADIENTS, nothing, reach, variance
+from fedhb.algorithms.gradients import seen as seen_gradients
 from fedhb.algorithms.local import Sgd
 from fedhb.clients import Clients
 from fedhb.network import Network, Weights
@@ -51,14 +44,11 @@ from fedhb.seeding import Randomness
 PERSONAL = "personal_V0"
 """The key of V0 as a personalisation uses it."""
 
-GRADIENTS = "gradients"
-"""The key of `sums`."""
+KEPT = ("evidence", GRADIENTS)
+"""The keys of what the server keeps to itself."""
 
 MEASURED = 0.1
 """The share of clients that measure their curvature in a round."""
-
-FEW = 6
-"""Steps of a client in a round that are few: with one or two a prior by scatter is far too stiff, with five both are the same."""
 
 TINY = 1e-12
 """Scatter and curvature are not taken below it."""
@@ -103,13 +93,6 @@ def personal_variance(seen: Tensor, counts: Sequence[int]) -> Tensor:
     return best_variance(seen, torch.tensor(counts).to(seen) / directions(seen, counts))
 
 
-def moment_variance(seen: Tensor, sums: Tensor, counts: Sequence[int]) -> Tensor:
-    """u [L] by the scatter of the clients' gradients; 0 or less where their data alone explain it."""
-    size, steep = torch.tensor(counts).to(seen), steepness(seen, counts).clamp_min(TINY)
-    square = size * sums[0] / sums[1].clamp_min(1.0)
-    return (square / (directions(seen, counts) * steep) - 1.0) / steep
-
-
 def directions(seen: Tensor, counts: Sequence[int]) -> Tensor:
     """k [L]."""
     h, size = _curvature(seen).clamp_min(TINY), torch.tensor(counts).to(seen)
@@ -123,40 +106,30 @@ def steepness(seen: Tensor, counts: Sequence[int]) -> Tensor:
 
 def unlearned(V0: Tensor) -> Arrays:
     """What the server holds before the first round: V0 [L] for both uses, and no evidence."""
-    nothing = {key: V0.new_zeros(rows, len(V0), dtype=torch.float64) for key, rows in (("evidence", 5), (GRADIENTS, 3))}
-    return {"V0": V0, PERSONAL: V0.clone(), **nothing}
+    return {"V0": V0, PERSONAL: V0.clone(), "evidence": V0.new_zeros(5, len(V0), dtype=torch.float64)} | nothing(V0)
 
 
-def learn(server: Arrays, summary: Arrays, counts: Sequence[int], n0: float, precision: Tensor | None, most: float) -> Arrays:
+def learn(server: Arrays, summary: Arrays, counts: Sequence[int], n0: float, examples: float, most: float) -> Arrays:
     """V0 [L] = n0 u for both uses, by the evidence of all clients that have answered, under the m0 that each received.
 
-    They began at m0, held by this precision [L]; else (None) their ways say nothing of gradients. What these say counts up to
-    `most`.
+    What the gradients of clients with so many examples say counts up to `most`, what u is before anything is known.
     """
-    s, found = scatter(summary, counts), summary["curvature"]
-    seen = server["evidence"] + torch.stack([summary["count"].to(s).expand_as(s), s, found[0].expand_as(s), *found[3:].chunk(2)])
-    new, personal = {"evidence": seen}, personal_variance(seen, counts)
+    s, found, L = scatter(summary, counts), summary["curvature"], len(counts)
+    count = summary["count"].to(s)
+    rows = [count.expand_as(s), s, found[0].expand_as(s), *found[2 : 2 + 2 * L].chunk(2)]
+    new, known = (
+        {"evidence": (seen := server["evidence"] + torch.stack(rows))},
+        seen[2] > 0,
+    )  # nothing, before the first measurement
+    personal = personal_variance(seen, counts)
     if GRADIENTS in server:  # not in runs that were begun without
-        steep = steepness(seen, counts)
-        new[GRADIENTS] = sums = server[GRADIENTS] + gradients(summary, counts, None if precision is None else steep + precision)
-        few = sums[2] < FEW * seen[0]
-        personal = torch.where(few, personal.maximum(moment_variance(seen, sums, counts).clamp_max(most)), personal)
-    known = seen[2] > 0  # nothing, before the first measurement
+        new[GRADIENTS] = sums = server[GRADIENTS] + seen_gradients(s, common(summary, counts), count, found[2 + 2 * L :])
+        told = variance(sums, _curvature(seen).clamp_min(TINY), steepness(seen, counts).clamp_min(TINY), examples)
+        personal = torch.where(sums[2] > 0, personal.maximum(told.clamp_max(most)), personal)
     return new | {
         key: torch.where(known, n0 * u, server[key].double()).to(server[key].dtype)
         for key, u in (("V0", best_variance(seen)), (PERSONAL, personal))
     }
-
-
-def gradients(summary: Arrays, counts: Sequence[int], curvature: Tensor | None) -> Tensor:
-    """A cohort's share of `sums` [3, L], by how far clients went under this curvature, their prior's and all [L]."""
-    s, n, (_, time, steps) = scatter(summary, counts), summary["count"], (summary["curvature"][:3] / summary["count"]).tolist()
-    found = torch.zeros(3, len(s)).to(s)
-    found[2] = n * steps
-    if curvature is not None and n > 1 and time > 0:  # a client may say anything
-        around = (s - common(summary, counts) / n).clamp_min(0.0)  # sum_i |m_i - mean_i m_i|^2
-        found[0], found[1] = around / way(curvature, time, steps).square(), n - 1.0
-    return found
 
 
 def occam(u: Tensor, seen: Tensor, counts: Sequence[int]) -> Tensor:
@@ -169,41 +142,28 @@ def _curvature(seen: Tensor) -> Tensor:
     return seen[3] / seen[2].clamp_min(1.0)
 
 
-def measure(problem: Problem, found: Arrays, begun: Weights, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
-    """[C, 3 + 2 L] at what clients found (what they do not send is as it was when they began): 1, their time of training and
-    their steps, h_il and tr(H_il^2) / d_l^2 for some clients, drawn by their own coins (in round 1 for all), else zeros but for
-    time and steps.
+def measure(
+    problem: Problem, found: Arrays, begun: Weights, clients: Clients, plan: Plan, rng: Randomness, held: Tensor | None
+) -> Tensor:
+    """[C, 3 + 5 L] at what clients found (what they do not send is as it was when they began): 1, their time of training, h_il
+    and tr(H_il^2) / d_l^2 for some clients, drawn by their own coins (in round 1 for all), else zeros but for the time; and
+    their `reach` if they were held at m0, where they began, by this precision [L] (else None).
 
     A gradient on one batch is a twelfth of a client's work in the paper's experiments, and the mean of few is good enough.
     """
     own = [found["m"], *(found.get(key, getattr(begun, key)) for key in ("head", "buffers"))]
-    seen = begun.theta.new_zeros(len(clients), 3 + 2 * len(layer_sizes(problem.network, plan.train_head)))
-    seen[:, 1], seen[:, 2] = training_time(clients.sizes, plan), steps_of(clients.sizes, plan)
+    L = len(layer_sizes(problem.network, plan.train_head))
+    seen = begun.theta.new_zeros(len(clients), 3 + 5 * L)
+    seen[:, 1] = training_time(clients.sizes, plan)
     for c, i in enumerate(clients.ids.tolist()):
         generator = rng(i, "curvature")
         if rng.round == 1 or float(torch.rand((), generator=generator)) < MEASURED:
             x, _ = clients.train.examples(c)
-            seen[c, 0], seen[c, 3:] = 1.0, curvature(problem, Weights(*(v[c : c + 1] for v in own)), x, plan, generator)
+            weights = Weights(*(v[c : c + 1] for v in own))
+            seen[c, 0], seen[c, 2 : 2 + 2 * L] = 1.0, curvature(problem, weights, x, plan, generator)
+    if held is not None:
+        seen[:, 2 + 2 * L :] = reach(clients.sizes.tolist(), plan, held, problem.network.has_batch_norm).to(seen)
     return seen
-
-
-def steps_of(sizes: Tensor, plan: Plan) -> Tensor:
-    """The steps [C] of clients of these sizes."""
-    return plan.epochs * torch.ceil(sizes.double() / plan.batch_size)
-
-
-def mean_time(summary: Arrays) -> float:
-    """The mean of the clients' times."""
-    return max(0.0, float(summary["curvature"][1] / summary["count"]))  # a client may say anything
-
-
-def way(x: Tensor, time: float, steps: float = math.inf) -> Tensor:
-    """D(x) = (1 - e^{-t x}) / x, t where x is 0: how far gradient flow goes from slope 1 under curvature x.
-
-    With so many equal steps instead it is (1 - (1 - t x / S)^S) / x; steps that would overshoot end where they are to end.
-    """
-    lost = -time * x if steps == math.inf else steps * torch.log1p(-(time * x / max(steps, 1.0)).clamp_max(1.0 - TINY))
-    return torch.where(x > 0, -torch.expm1(lost) / x, torch.full_like(x, time))
 
 
 def training_time(sizes: Tensor, plan: Plan) -> Tensor:
@@ -211,7 +171,7 @@ def training_time(sizes: Tensor, plan: Plan) -> Tensor:
 
     The steps s = 1..T go lr (1 - momentum^s) / (1 - momentum) each, on the mean loss.
     """
-    steps, beta = steps_of(sizes, plan), plan.momentum
+    steps, beta = plan.epochs * torch.ceil(sizes.double() / plan.batch_size), plan.momentum
     return plan.lr / (1.0 - beta) * (steps - beta * (1.0 - beta**steps) / (1.0 - beta)) / sizes
 
 

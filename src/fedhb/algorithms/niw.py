@@ -14,7 +14,7 @@ and the server has a closed form (eq:niw_server_m0_V0), from count, sum_i (m_i -
 `dim` is d for one d-dimensional NIW (dof="full", as printed) and 1 for d independent ones (dof="per_coordinate"). With
 dof="per_layer" the weights of a tensor share one variance V0/n0, which is learned from the scatter of the m_i and the curvature
 of the clients' losses (evidence.py), also for the head (update="full"), and the server goes as far as they have (relaxation.py).
-Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, two numbers for each tensor, a time and the steps.
+Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, and a few numbers for each tensor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 from fedhb import distributions
 from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem
 from fedhb.algorithms.bounded import Bounded
-from fedhb.algorithms.evidence import GRADIENTS, PERSONAL, layer_sizes, learn, means, measure, occam, scatter, spread, unlearned
+from fedhb.algorithms.evidence import KEPT, PERSONAL, layer_sizes, learn, means, measure, occam, scatter, spread, unlearned
 from fedhb.algorithms.few import in_as_many_steps
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.proximal import Pull
@@ -59,7 +59,9 @@ class NIW(Bounded, Hierarchical):
     relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
     along: bool = field(default=True, metadata={"help": "with relax: a step as if mu had gone along with the clients"})
     same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
-    prior_scale: float = field(default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer only in the first round"})
+    prior_scale: float = field(
+        default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer what is there before u is learned"}
+    )
     dof: Literal["full", "per_coordinate", "per_layer"] = field(
         default="per_layer",
         metadata={"help": "one NIW of dimension d, d of 1, or one a tensor: full, per_coordinate or per_layer"},
@@ -108,7 +110,7 @@ class NIW(Bounded, Hierarchical):
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """m0 and V0, and what is shared beside them."""
-        return {key: value for key, value in server.items() if key not in ("evidence", GRADIENTS, LAST, FACTOR)}
+        return {key: value for key, value in server.items() if key not in (*KEPT, LAST, FACTOR)}
 
     def centre(self, received: Arrays) -> Tensor:
         """m0."""
@@ -142,7 +144,8 @@ class NIW(Bounded, Hierarchical):
         """Alg. 4, step 3; per layer, some clients' curvature at what they found too."""
         found, memory = super().local_update(problem, received, clients, memory, plan, rng)
         if self.dof == "per_layer":
-            found["curvature"] = measure(problem, found, self.beginning(problem, received, clients), clients, plan, rng)
+            held = self.kl_weight / self._variance(problem, received) if self.begin == "global" else None
+            found["curvature"] = measure(problem, found, self.beginning(problem, received, clients), clients, plan, rng, held)
         return found, memory
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
@@ -197,8 +200,7 @@ class NIW(Bounded, Hierarchical):
         new = {key: torch.empty_like(server[key]) for key in ("m0", "V0")} | average_shared(server, summary)
         for part in blocks(8, len(new["m0"])):  # several vectors at a time
             reference, sums = server["m0"][part].double(), summary["m"][part]
-            m0 = torch.div(sums, summary["count"]).add_(reference).mul_(kept)
-            new["m0"][part] = m0
+            new["m0"][part] = m0 = torch.div(sums, summary["count"]).add_(reference).mul_(kept)
             if not layered:
                 moved = m0 - reference
                 # mean (m_i - m0)^2 from differences to the reference; what is left of rounding may be a negative zero
@@ -206,8 +208,7 @@ class NIW(Bounded, Hierarchical):
                 new["V0"][part] = self._scale(problem, m0, around.clamp_min_(0.0))
         if layered:
             counts, precision = self._layers(problem), self.kl_weight / self._variance(problem, server)
-            held = precision if self.begin == "global" else None
-            new |= learn(server, summary, counts, self._n0(problem), held, self.prior_scale**2)
+            new |= learn(server, summary, counts, self._n0(problem), problem.federation.num_examples / N, self.prior_scale**2)
             if self.relax:
                 longer = lengths(server, summary, counts, precision, self.lambda0 / (N + self.lambda0)) if along else None
                 new |= relaxed(server, new, [key for key in ("m0", "head") if key in new], longer)
@@ -221,8 +222,7 @@ class NIW(Bounded, Hierarchical):
         self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
     ) -> Personalised:
         """Alg. 6; per layer, under the variance that is the better estimate (evidence.py), and with few examples too (few.py)."""
-        own = server | {"V0": server.get(PERSONAL, server["V0"])}
-        fit = super().personalise
+        own, fit = server | {"V0": server.get(PERSONAL, server["V0"])}, super().personalise
         if self.dof == "per_layer" and self.same_steps and self.kl_weight > 0:
             fit = partial(in_as_many_steps, fit)
         return fit(problem, own, clients, memory, plan, rng)

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from fedhb.algorithms.base import Arrays
-from fedhb.algorithms.evidence import mean_time, spread, steepness, way
+from fedhb.algorithms.evidence import spread, steepness
 
 SHORTEST, LONGEST = 1.0, 2.0
 LAST, FACTOR = "last_step", "omega"
@@ -76,7 +76,8 @@ def factor(g: Tensor, before: Tensor, omega: float) -> float:
 def lengths(server: Arrays, summary: Arrays, counts: Sequence[int], precision: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """omega_l and 1 - e^{-t c_l} with this precision 1/u [L] and c = share / u in the body, for each weight [d + h]."""
     body = torch.tensor(counts, device=precision.device).cumsum(0) <= len(server["m0"])  # mu is the body's alone
-    time, decay = mean_time(summary), share * precision * body
+    time = max(0.0, float(summary["curvature"][1] / summary["count"]))  # a client may say anything
+    decay = share * precision * body
     omega = along(steepness(server["evidence"], counts), precision, time, decay)
     return spread(omega, counts), spread(-torch.expm1(-time * decay), counts)
 
@@ -85,4 +86,9 @@ def along(curvature: Tensor, precision: Tensor, time: float, decay: Tensor | flo
     """omega_l [L] of clients that trained for this time, by their losses' curvature and the prior's precision [L]."""
     if time <= 0.0:
         return torch.ones_like(precision)
-    return (way(curvature + decay, time) / way(curvature + precision, time)).clamp(SHORTEST, LONGEST)
+    return (_way(curvature + decay, time) / _way(curvature + precision, time)).clamp(SHORTEST, LONGEST)
+
+
+def _way(x: Tensor, time: float) -> Tensor:
+    """D(x) = (1 - e^{-t x}) / x, t where x is 0."""
+    return torch.where(x > 0, -torch.expm1(-time * x) / x, torch.full_like(x, time))
