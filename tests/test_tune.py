@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from fedhb.algorithms import ALGORITHMS, FedBABU
 from fedhb.clients import Share
 from fedhb.errors import InputError
 from fedhb.paper import cells
+from fedhb.paper.cells import of_file
 from fedhb.settings import TRAINING, read_toml
 
 ROOT = Path(__file__).parent.parent
@@ -296,7 +299,7 @@ def write_data(seed=0, real=False):
     x, client = rng.normal(size=(200, 3)), np.repeat(["a", "b", "c", "d"], 50)
     y = x.sum(1) + 0.1 * rng.normal(size=200)
     np.savez("mine.npz", x=x, y=y if real else (y > 0).astype(int), client=client)
-    cells.dataset_of.cache_clear()  # a command reads it once
+    os.utime("mine.npz", (seed, seed))  # clocks tick slowly
 
 
 @pytest.fixture
@@ -335,11 +338,16 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     assert code == 2 and "mine.npz: there is no such file from here" in printed
     write_data()
     code, printed = command("tune", path)
-    assert code == 0 and f"fedhb compare --tuned {path.parent / 'chosen.toml'}" in printed
+    assert (
+        code == 0
+        and f"fedhb compare --data mine.npz --rounds 2 --fraction 0.5 --set model.hidden=8 --tuned {path.parent / 'chosen.toml'}"
+        in printed
+    )
     assert "not the default" not in printed
     chosen = read_toml(path.parent / "chosen.toml")
+    assert chosen["niw"]["data"] == chosen["fedavg"]["data"] == of_file("mine.npz")
     other = tune.Tuned("niw", "accuracy", 0.5, 0.6, {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9}, {}, trials=3)
-    tune.write_chosen(path.parent / "chosen.toml", [other])  # whatever it was
+    tune.write_chosen(path.parent / "chosen.toml", [other], of_file("mine.npz"))  # whatever it was
     options = ("--data", "mine.npz", "--rounds", 1, "--seeds", 0, "--set", "model.hidden=8")
     code, printed = command("compare", *options, "--algorithms", "niw,fedavg,fedbabu", "--tuned", path.parent / "chosen.toml")
     assert code == 0 and "chosen.toml has nothing of fedbabu: defaults are used there" in printed
@@ -348,9 +356,57 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     assert settings["fedavg"]["lr"] == chosen["fedavg"]["training"]["lr"]
     assert settings["fedbabu"]["lr"] == FedBABU.training["lr"]
     train = ("train", "--data", "mine.npz", "--rounds", 1, "--out", "x", "--lr", 0.2, "--set", "niw.p_do=0.8")
-    assert command(*train, "--tuned", path.parent / "chosen.toml")[0] == 0
+    code, printed = command(*train, "--tuned", path.parent / "chosen.toml")
+    assert code == 0 and "because flags or the settings file give it: lr, niw.p_do" in printed
     one = read_toml(Path("x/settings.toml"))
     assert (one["lr"], one["personal_epochs"], one["niw"]["p_do"]) == (0.2, 3, 0.8)  # what is given counts
+    assert "chosen on other data" not in printed
+    write_data(seed=1)
+    code, printed = command(*train, "--resume", "--tuned", path.parent / "chosen.toml")
+    assert "chosen.toml was chosen on other data: mine.npz" in printed
+    tune.write_chosen(path.parent / "chosen.toml", [replace(other, method="fedavg")], of_file("mine.npz"))
+    assert list(read_toml(path.parent / "chosen.toml")) == ["fedavg"]  # the others are of other data
+
+
+@pytest.mark.parametrize("text", ["[mine]\nlr = 0.1\n", "[niw]\nlr = 1\n"])
+def test_a_file_that_was_not_written_by_tune_is_not_written_over(tmp_path, command, text):
+    """Said before the first trial, not after the last."""
+    path = write(tmp_path, OWN)
+    write_data()
+    (path.parent / "chosen.toml").write_text(text)
+    code, printed = command("tune", path)
+    assert code == 2 and "is not what `fedhb tune` writes" in printed and (path.parent / "chosen.toml").read_text() == text
+    assert not (path.parent / "records.jsonl").exists()
+
+
+def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_data()
+    settings = {"cells": {"digits": {"dataset": "digits"}, "mine": {}}, "variants": {"niw": {}}, "common": {"data": "mine.npz"}}
+    found = {cell: cells.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0}) for cell in settings["cells"]}
+    assert [one["dataset"] for one in found.values()] == ["digits", "mine.npz"] and "data" not in found["digits"]
+    settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
+    with pytest.raises(InputError, match=r"both data=.mine\.npz. and dataset=.digits.: give one"):
+        cells.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
+
+
+def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_data()
+    before = cells.dataset_of("digits", "mine.npz")
+    assert cells.dataset_of("digits", "mine.npz") is before
+    write_data(seed=1)
+    assert cells.dataset_of("digits", "mine.npz") is not before
+
+
+def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, OWN)
+    write_data()
+    neighbour = path.parent.parent / "study"
+    neighbour.mkdir()
+    (neighbour / "settings.toml").write_text("seeds = 3\n")
+    assert tune.Space.read(path)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from fedhb.cli_options import LogOption, ModelOption, SetOption, TunedOption, wi
 from fedhb.cli_show import NOTHING, comparison_table, one_line, show_result
 from fedhb.engine import memory
 from fedhb.errors import InputError, Stopped
-from fedhb.settings import ALGORITHMS, Settings, own_tables, read_chosen, read_toml
+from fedhb.settings import ALGORITHMS, Settings, own_tables, read_chosen, read_toml, untaken
 from fedhb.values import did_you_mean
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ def train(
     found = read_chosen(tuned) if tuned else {}
     chosen = Settings.resolve(settings, flags, set_ or (), tuned=found)
     own_tables(chosen, set_ or ())
-    note_untuned(tuned, found, [chosen.algorithm])
+    note_untuned(tuned, found, [chosen])
     name = Path(chosen.data).stem if chosen.data else chosen.dataset
     folder = out or Path("runs") / f"{name}-{chosen.algorithm}-seed{chosen.seed}"
     from fedhb.experiment import train as run_training
@@ -119,7 +119,7 @@ def compare(
     each = {name: Settings.resolve(settings, flags | {"algorithm": name}, set_ or (), ignored, found) for name in names}
     chosen = Settings.resolve(settings, flags, set_ or (), ignored)
     own_tables(chosen, set_ or (), names)
-    note_untuned(tuned, found, names)
+    note_untuned(tuned, found, list(each.values()))
     from fedhb.experiment import compare as run_comparison
     from fedhb.loggers import make
     from fedhb.progress import RunTable
@@ -240,10 +240,19 @@ def note(text: str) -> None:
     errors.print(escape(text), soft_wrap=True, highlight=False)
 
 
-def note_untuned(path: Path | None, found: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Which algorithms were not tuned with the others."""
-    if path and (absent := [name for name in names if name not in found]):
+def note_untuned(path: Path | None, found: Mapping[str, Any], runs: Sequence[Settings]) -> None:
+    """Which algorithms were not tuned with the others, what else counts more, and whether other data were tuned on."""
+    if path is None:
+        return
+    if absent := [run.algorithm for run in runs if run.algorithm not in found]:
         note(f"{path} has nothing of {', '.join(absent)}: defaults are used there")
+    if others := dict.fromkeys(name for run in runs for name in untaken(found.get(run.algorithm, {}), run)):
+        note(f"not taken from {path}, because flags or the settings file give it: {', '.join(others)}")
+    from fedhb.paper.cells import of_file
+
+    of = {found[run.algorithm].get("data", "") for run in runs if run.algorithm in found} - {""}
+    if of and not of <= {of_file(runs[0].data)}:
+        note(f"{path} was chosen on other data: {', '.join(sorted(of))}")
 
 
 def warn_unfinished(folder: Path, trained: Any) -> None:

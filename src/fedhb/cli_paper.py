@@ -98,10 +98,12 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         """Choose every method's settings on validation data, with the same budget for all; the choice goes to chosen.toml."""
         from fedhb import tune as tuning
         from fedhb.paper.watch import Shown
-        from fedhb.settings import read_toml
+        from fedhb.settings import read_chosen, read_toml
 
         chosen = space.parent / "chosen.toml"
         content = tuning.Space.read(space, trials)
+        if chosen.exists():
+            read_chosen(chosen)  # before hours of work, not after
         shown = Shown("tuning", errors)
         try:
             found = tuning.tune(content, words(algorithms) or content.methods, jobs, shown)
@@ -110,9 +112,11 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             raise
         finally:
             shown.close()
-        tuning.write_chosen(chosen, found)
+        tuning.write_chosen(chosen, found, content.own_data)
         console.print(tuning.table(found))
-        console.print(f"chosen settings in {chosen}; compare with them: fedhb compare --tuned {chosen}", highlight=False)
+        console.print(
+            f"chosen settings in {chosen}; compare with them: {content.comparison(chosen)}", highlight=False, soft_wrap=True
+        )
         if not content.own_data:
             for text in tuning.differences(read_toml(chosen)):
                 console.print(f"not the default of the code yet: {text}", highlight=False)

@@ -351,6 +351,15 @@ def read_chosen(path: Path) -> dict[str, Any]:
     return content
 
 
+def untaken(chosen: Mapping[str, Any], settings: Settings) -> list[str]:
+    """What a run has otherwise than it was chosen for its algorithm."""
+    own = settings.options.get(settings.algorithm, {})
+    training = [name for name, value in chosen.get("training", {}).items() if getattr(settings, name) != value]
+    return training + [
+        f"{settings.algorithm}.{name}" for name, value in chosen.get("settings", {}).items() if own.get(name) != value
+    ]
+
+
 def toml_value(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):

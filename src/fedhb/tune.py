@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,9 +47,10 @@ from fedhb.algorithms import ALGORITHMS, build
 from fedhb.engine.folder import write_atomically
 from fedhb.errors import InputError
 from fedhb.paper import engine
+from fedhb.paper.cells import of_file
 from fedhb.paper.experiments import Experiment
 from fedhb.paper.records import Key
-from fedhb.settings import TRAINING, Settings, read_toml, toml_value
+from fedhb.settings import TRAINING, Settings, read_chosen, read_toml, toml_value
 from fedhb.values import did_you_mean
 
 Choice = dict[str, Any]
@@ -77,7 +79,8 @@ class Space:
         others = [read_toml(p) for p in sorted(path.parent.parent.glob("*/settings.toml"))]
         reporting = [one for one in others if one.get("common", {}).get("evaluate_on") != "validation"]
         parts = [part for one in reporting for part in (one, *one.get("cells", {}).values())]  # cells may have seeds of their own
-        seen = REPORTED.union(*(part.get("seeds", []) for part in parts))
+        given = [part.get("seeds", []) for part in parts]
+        seen = REPORTED.union(*(seeds if isinstance(seeds, list) else [seeds] for seeds in given))
         for seed in {*content["seeds"], *(seed for stage in content["stages"] for seed in stage.get("seeds", []))}:
             if seed in seen:
                 raise InputError(f"{path}: results are reported with seed {seed}: tune with others, such as 100 and 101")
@@ -113,9 +116,23 @@ class Space:
         return list(self.content["own"])
 
     @property
-    def own_data(self) -> bool:
-        """Whether it tunes for files of the user's: then the choice is not for everybody."""
-        return any(layer.get("data") for layer in (self.content.get("common", {}), *self.content["cells"].values()))
+    def own_data(self) -> str:
+        """The files of the user's that it tunes for, if any: then the choice is not for everybody."""
+        layers = (self.content.get("common", {}), *self.content["cells"].values())
+        return ", ".join(dict.fromkeys(of_file(layer["data"]) for layer in layers if layer.get("data")))
+
+    def comparison(self, chosen: Path) -> str:
+        """The command that compares with what was chosen, where that is for own data with the same settings."""
+        cells = list(self.content["cells"].values())
+        common = {**self.content.get("common", {}), **(cells[0] if len(cells) == 1 else {})} if self.own_data else {}
+        left = {"evaluate_on", "validation", *TRAINING}
+        words = ["fedhb", "compare"]
+        for name, value in common.items():
+            if isinstance(value, Mapping):
+                words += [word for key, one in value.items() for word in ("--set", f"{name}.{key}={one}")]
+            elif name not in left:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join([*words, "--tuned", str(chosen)])
 
     def choices(self, method: str) -> dict[str, list[Any]]:
         """The choices of every setting of a method: the shared ones that it has, and its own."""
@@ -299,14 +316,16 @@ def again(space: Space, key: Key) -> str:
 # ---- what is kept and shown
 
 
-def write_chosen(path: Path, found: Sequence[Tuned]) -> None:
-    """The chosen settings of these methods; those of others stay as the file has them."""
-    tables: dict[str, Any] = read_toml(path) if path.exists() else {}
+def write_chosen(path: Path, found: Sequence[Tuned], own_data: str = "") -> None:
+    """The chosen settings of these methods; those of others that were tuned on the same data stay as the file has them."""
+    before = read_chosen(path) if path.exists() else {}
+    tables = {method: table for method, table in before.items() if table.get("data", "") == own_data}
     for one in found:
         training = {name: value for name, value in one.choice.items() if name in TRAINING}
         own = {name: value for name, value in one.choice.items() if name not in TRAINING}
         name = "score" if one.metric == "accuracy" else one.metric
-        scores = {name: round(one.best, 6), f"default_{name}": round(one.default, 6), "trials": one.trials}
+        scores: dict[str, Any] = {name: round(one.best, 6), f"default_{name}": round(one.default, 6), "trials": one.trials}
+        scores |= {"data": own_data} if own_data else {}
         tables[one.method] = scores | {"training": training, "settings": own}
     lines = ["# Written by `fedhb tune`: what each method is trained with, and its own settings, chosen on validation data."]
     for method in sorted(tables, key=list(ALGORITHMS).index):

@@ -12,7 +12,7 @@ from test_engine import lines, run  # noqa: F401 (a fixture)
 
 from fedhb.data.corruptions import CORRUPTIONS
 from fedhb.paper import experiments, table
-from fedhb.paper.cells import dataset_of
+from fedhb.paper.cells import _dataset_of
 from fedhb.paper.scale import Scale
 
 IMAGES, CLASSES = 100, 5
@@ -47,7 +47,7 @@ all,fedavg,holdout_personalised,accuracy,66.66,1.00
 def files(tmp_path, monkeypatch):
     """CIFAR-100 and CIFAR-100-C in which a picture's red says its class."""
     monkeypatch.setenv("FEDHB_DATA", str(tmp_path))
-    dataset_of.cache_clear()
+    _dataset_of.cache_clear()
     labels, rng = np.arange(IMAGES) % CLASSES, np.random.default_rng(0)
     (tmp_path / "cifar-100").mkdir()
     (tmp_path / "CIFAR-100-C").mkdir()

@@ -39,6 +39,9 @@ from fedhb.values import did_you_mean
 Tell = Callable[[float, str], None]
 """Told the share that is done, and what is done now."""
 
+SOURCES = {"data": "dataset", "dataset": "data"}
+"""Where examples come from, and what that takes the place of."""
+
 CHOOSING = ("seeds", "only")
 """What a cell may have besides settings of its runs."""
 
@@ -74,9 +77,13 @@ def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
     """The settings of one run, in one process."""
     merged: dict[str, Any] = {}
     for layer in (settings.get("common", {}), settings["cells"][key["cell"]], settings["variants"][key["variant"]]):
+        if set(SOURCES) <= set(layer):
+            raise InputError(f"cell {key['cell']!r} has both data={layer['data']!r} and dataset={layer['dataset']!r}: give one")
         for name, value in layer.items():
             if name in CHOOSING:
                 continue
+            if name in SOURCES:
+                merged.pop(SOURCES[name], None)  # a file takes the place of a data set, and the other way round
             if isinstance(value, Mapping):
                 before = merged.get(name, {})
                 value = {**({"name": before} if isinstance(before, str) else before), **value}
@@ -132,15 +139,24 @@ def file_hash(path: str) -> str:
         return ""
 
 
+def of_file(path: str) -> str:
+    """A file by its name and the begin of its hash; nothing for no file."""
+    return f"{Path(path).name} {file_hash(path)[:12]}" if path else ""
+
+
 @lru_cache
 def _file_hash(path: str, *when: int) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@lru_cache(maxsize=1)
 def dataset_of(name: str, path: str = "") -> Dataset:
-    """A data set, or the one in the user's file, kept for the next run."""
+    """A data set, or the one in the user's file, kept for the next run unless the file has changed."""
+    return _dataset_of(name, path, file_hash(path) if path else "")
+
+
+@lru_cache(maxsize=1)
+def _dataset_of(name: str, path: str, _: str) -> Dataset:
     return data.read_npz(path) if path else data.load(name)
 
 
