@@ -1,9 +1,10 @@
-"""What NIW's personal prior gains where clients take few steps in a round (algorithms/evidence.py), on validation data.
+"""What NIW's personal prior gains where clients take few steps in a round (algorithms/gradients.py), on validation data.
 
     FEDHB_DATA=... python -m experiments.few_steps.study
 
-From the repository's root; ten minutes of one core. The same clients' examples in fewer and fewer hands: 48, 96 and 240 of
-Fashion-MNIST for training each, one, two and five steps of 50; then 48 drawn alike for all clients.
+From the repository's root; a quarter of an hour of one core. The same examples in fewer and fewer hands: 48, 96 and 240 of
+Fashion-MNIST for training each, one, two and five steps of 50; 51, whose second batch is one example; then 48 and 51 drawn alike
+for all clients.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from __future__ import annotations
 import statistics
 
 from fedhb import data
-from fedhb.algorithms import evidence
+from fedhb.algorithms import gradients
 from fedhb.experiment import train
 from fedhb.settings import Settings
 
-FEW, SEEDS = evidence.FEW, (100, 101)
+FEW, SEEDS = gradients.FEW, (100, 101)
 CELLS = {
     "1 step": {"num_clients": 1000, "fraction": 0.02},
     "2 steps": {"num_clients": 500, "fraction": 0.02},
     "5 steps": {"num_clients": 200, "fraction": 0.05},
+    "a short second": {"num_clients": 941, "fraction": 0.02},
     "1 step, all clients alike": {"num_clients": 1000, "fraction": 0.02, "partition": "iid"},
+    "a short second, all clients alike": {"num_clients": 941, "fraction": 0.02, "partition": "iid"},
 }
 METHODS = {"niw by scatter alone": ("niw", 0), "niw": ("niw", FEW), "fedavg": ("fedavg", FEW)}
 
@@ -33,7 +36,7 @@ def main() -> None:
     for cell, own in CELLS.items():
         texts = []
         for algorithm, few in METHODS.values():
-            evidence.FEW = few
+            gradients.FEW = few
             content = {"dataset": "fashion-mnist", "algorithm": algorithm, "rounds": 60, "validation": 0.2, **own}
             found = []
             for seed in SEEDS:
