@@ -31,7 +31,7 @@ from fedhb.algorithms.sums import REPORTS, ROWS, SOUND
 from fedhb.clients import Clients
 from fedhb.errors import DivergedError, InputError
 from fedhb.seeding import Randomness
-from fedhb.updates import finite_rows
+from fedhb.updates import NUMBERS, finite_rows
 from fedhb.values import filters
 
 DEFAULT = ("refuse", "clip")
@@ -42,9 +42,6 @@ LEAST = 0.25
 
 SENT_AS = {"m": "m0"}
 """Vectors that are not sent down under the name they come back with."""
-
-NUMBERS = "curvature"
-"""Few numbers for each client [n, k], none negative, zeros where it has not measured."""
 
 SHARES = "pi"
 """A client's shares of several learners [n, k]."""

@@ -12,6 +12,9 @@ from torch import Tensor
 from fedhb.algorithms.base import Arrays
 from fedhb.errors import DivergedError
 
+NUMBERS = "curvature"
+"""Few numbers for each client [n, k], no vector of weights: none negative, zeros where it has not measured."""
+
 DRAWN = ("pi", "g")
 """Weights beside the number of examples: FedEM's shares of learners, and what FedBE's clients draw."""
 
@@ -91,11 +94,13 @@ def check_weights(found: Arrays, known: int, most: int) -> None:
 
 class Lengths:
     """How long the vectors of an answer may be: `growth` times what they were in the round before, and never under the length of
-    a vector of ones. The first measure is a sample answer. Few numbers (fewer than `least`) are no vector of weights."""
+    a vector of ones. The first measure is a sample answer. Few numbers (fewer than `least`) are no vector of weights, nor are
+    those that only some clients measure in a round: an honest one would be longer by any factor."""
 
     def __init__(self, sample: Arrays, growth: float, least: int):
         self.growth = growth
-        self.before = {key: _norm(v) for key, v in sample.items() if v.is_floating_point() and v.numel() >= least}
+        vectors = {key: v for key, v in sample.items() if v.is_floating_point() and v.numel() >= least and key != NUMBERS}
+        self.before = {key: _norm(v) for key, v in vectors.items()}
         self._seen: dict[str, list[float]] = {key: [] for key in self.before}
 
     def check(self, found: Arrays) -> None:

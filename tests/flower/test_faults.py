@@ -504,6 +504,14 @@ def test_the_measure_of_lengths_follows_the_answers():
         lengths.check(answer(float("nan")))
 
 
+def test_a_client_that_measures_curvature_in_a_round_is_not_too_long():
+    """Of a network with many tensors: most clients measure none, and half of the answers are next to nothing."""
+    lengths = Lengths({"curvature": torch.ones(1, 400)}, growth=100.0, least=16)
+    lengths.note({"curvature": torch.zeros(1, 400)})
+    lengths.settle()
+    lengths.check({"curvature": torch.full((1, 400), 1e3)})
+
+
 def test_the_simulator_is_not_disturbed(tmp_path):
     """The same settings still train in one process after all this."""
     assert train(small("niw", rounds=1), tmp_path / "out", progress=False).result["rounds"] == 1
