@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,27 +47,28 @@ def nothing(V0: Tensor) -> Arrays:
 
 def reach(sizes: Sequence[int], plan: Plan, precision: Tensor, merge_single: bool) -> Tensor:
     """1, W, W^2 and R [C, 1 + 3 L] of clients of these sizes under a prior of this precision [L]; zeros of many steps."""
-    found = {n: _reach(n, plan, precision.double().cpu(), merge_single) for n in set(sizes)}
+    held = precision.double().cpu().numpy()
+    found = {n: torch.from_numpy(_reach(n, plan, held, merge_single)) for n in set(sizes)}
     return torch.stack([found[n] for n in sizes]).to(precision.device)
 
 
-def _reach(n: int, plan: Plan, precision: Tensor, merge_single: bool) -> Tensor:
+def _reach(n: int, plan: Plan, precision: np.ndarray, merge_single: bool) -> np.ndarray:
     """The same [1 + 3 L] of a client with n examples."""
-    batches = torch.tensor([stop - start for start, stop in batch_bounds(n, plan.batch_size, merge_single)]).double().unsqueeze(1)
+    batches = np.diff([0, *(stop for _, stop in batch_bounds(n, plan.batch_size, merge_single))]).reshape(-1, 1)
     if plan.epochs * len(batches) >= FEW:
-        return torch.zeros(1 + 3 * len(precision), dtype=torch.float64)
+        return np.zeros(1 + 3 * len(precision))
     pull = precision / n
     keep, found = 1.0 / (1.0 + plan.lr * pull), []
-    v, m = torch.ones_like(pull), torch.zeros_like(pull)
+    v, m = np.ones_like(pull), np.zeros_like(pull)
     for _ in range(plan.epochs * len(batches)):  # what a unit slope in the first step has moved by then: proximal.py
         v = keep * (v + pull * m)
         m = m - plan.lr * v
         v = plan.momentum * v
         found.append(-m)
-    w = torch.stack(found[::-1]).view(plan.epochs, len(batches), -1)
+    w = np.stack(found[::-1]).reshape(plan.epochs, len(batches), -1)
     W, each = w.sum((0, 1)), w.sum(1)
-    R = W.square() / n + ((w.square() / batches).sum(1) - each.square() / n).sum(0)
-    return torch.cat([torch.ones(1, dtype=torch.float64), W, W.square(), R])
+    R = W**2 / n + ((w**2 / batches).sum(1) - each**2 / n).sum(0)
+    return np.concatenate([np.ones(1), W, W**2, R])
 
 
 def seen(scatter: Tensor, common: Tensor, count: Tensor, reached: Tensor) -> Tensor:
