@@ -117,15 +117,13 @@ def learn(server: Arrays, summary: Arrays, counts: Sequence[int], n0: float, exa
     s, found, L = scatter(summary, counts), summary["curvature"], len(counts)
     count = summary["count"].to(s)
     rows = [count.expand_as(s), s, found[0].expand_as(s), *found[2 : 2 + 2 * L].chunk(2)]
-    new, known = (
-        {"evidence": (seen := server["evidence"] + torch.stack(rows))},
-        seen[2] > 0,
-    )  # nothing, before the first measurement
-    personal = personal_variance(seen, counts)
+    seen = server["evidence"] + torch.stack(rows)
+    new, personal = {"evidence": seen}, personal_variance(seen, counts)
     if GRADIENTS in server:  # not in runs that were begun without
         new[GRADIENTS] = sums = server[GRADIENTS] + seen_gradients(s, common(summary, counts), count, found[2 + 2 * L :])
         told = variance(sums, _curvature(seen).clamp_min(TINY), steepness(seen, counts).clamp_min(TINY), examples)
         personal = torch.where(sums[2] > 0, personal.maximum(told.clamp_max(most)), personal)
+    known = seen[2] > 0  # nothing, before the first measurement
     return new | {
         key: torch.where(known, n0 * u, server[key].double()).to(server[key].dtype)
         for key, u in (("V0", best_variance(seen)), (PERSONAL, personal))
