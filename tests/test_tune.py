@@ -361,6 +361,9 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     one = read_toml(Path("x/settings.toml"))
     assert (one["lr"], one["personal_epochs"], one["niw"]["p_do"]) == (0.2, 3, 0.8)  # what is given counts
     assert "chosen on other data" not in printed
+    tune.write_chosen(path.parent / "both.toml", [other], f"a.npz 0123, {of_file('mine.npz')}")  # tuned on several files
+    assert "chosen on other data" not in command(*train, "--resume", "--tuned", path.parent / "both.toml")[1]
+    assert "chosen on other data" in command("train", "--rounds", 1, "--out", "y", "--tuned", path.parent / "both.toml")[1]
     write_data(seed=1)
     code, printed = command(*train, "--resume", "--tuned", path.parent / "chosen.toml")
     assert "chosen.toml was chosen on other data: mine.npz" in printed

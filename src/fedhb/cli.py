@@ -251,7 +251,7 @@ def note_untuned(path: Path | None, found: Mapping[str, Any], runs: Sequence[Set
     from fedhb.paper.cells import of_file
 
     of = {found[run.algorithm].get("data", "") for run in runs if run.algorithm in found} - {""}
-    if of and not of <= {of_file(runs[0].data)}:
+    if any(of_file(runs[0].data) not in one.split(", ") for one in of):
         note(f"{path} was chosen on other data: {', '.join(sorted(of))}")
 
 
