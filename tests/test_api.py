@@ -430,6 +430,35 @@ def test_holdout_clients_are_evaluated_and_never_trained_on():
     assert fit(None, known).result["holdout"] is None
 
 
+@pytest.mark.parametrize("name", ["niw-full", "niw-last", "mixture-three", "fedem-full", "fedpop-full", "fedbabu-body"])
+def test_clients_without_test_examples_train_and_are_left_out_of_the_means(name, tmp_path):
+    every = fit(None, clients(), CASES[name], fraction=1.0)
+    tests: list[Any] = arrays([3] * 6, seed=1)
+    tests[1] = tests[4] = ([], [])
+    who = replace(Clients.from_arrays(arrays(), tests, num_classes=CLASSES), server_inputs=clients().server_inputs)
+    run = fit(None, who, CASES[name], fraction=1.0, out=tmp_path / "run")
+    for key, value in run.state.server.items():
+        assert torch.equal(value, every.state.server[key])
+    for task in ("global", "personalised"):
+        kept = run.result["per_client"][f"{task}_accuracy"]
+        assert kept[1] is None and kept[4] is None
+        wanted = every.result["per_client"][f"{task}_accuracy"]
+        assert [v for v in kept if v is not None] == [wanted[k] for k in (0, 2, 3, 5)]
+        assert run.result[task]["accuracy"] == pytest.approx(np.mean([wanted[k] for k in (0, 2, 3, 5)]))
+    assert fedhb.load(tmp_path / "run", model=mlp(torch.float32)).result == run.result
+
+
+def test_where_no_client_has_test_examples_it_is_known_before_training(tmp_path):
+    tests: list[Any] = arrays([3] * 6, seed=1)
+    tests[1] = tests[4] = ([], [])
+    who = Clients.from_arrays(arrays(), tests, num_classes=CLASSES)
+    untested, tested = who.select([1, 4]), who.select([0, 2, 3, 5])
+    with pytest.raises(InputError, match="the holdout clients have no test examples"):
+        fit(None, tested, holdout=untested, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert fit(None, untested).result["per_client"] is None
+
+
 def test_novel_clients_do_not_take_over_what_others_remember():
     """Memories belong to ids: a novel client 0 would begin with the model of the client 0 that trained."""
     who = clients()

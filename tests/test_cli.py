@@ -215,6 +215,17 @@ def test_data_without_test_examples_are_trained_on_and_it_is_said(run, tmp_path,
     assert command[0] == "train" or "fedavg seed 0: nothing was evaluated" in printed
 
 
+def test_a_mean_over_some_clients_alone_says_so(run, tmp_path):
+    """A client with a single row keeps it for training."""
+    owner = [0] * 20 + [1] + [2] * 20
+    np.savez(tmp_path / "own.npz", x=np.random.default_rng(0).normal(size=(41, 3)), y=np.arange(41) % 2, client=owner)
+    code, printed = run("train", "--algorithm", "fedavg", "--data", "own.npz", "--rounds", "1", "--fraction", "1", "--out", "x")
+    assert code == 0 and "mean over 2 of 3 clients, those with test data" in " ".join(printed.split())
+    assert json.loads((tmp_path / "x/result.json").read_text())["per_client"]["global_accuracy"][1] is None
+    code, printed = run("report", "x", "--out", "r.html")
+    assert code == 0
+
+
 def test_a_seed_that_is_given_twice_counts_once(run, tmp_path):
     assert run("compare", *SMALL, "--algorithms", "fedavg", "--seeds", "3,3", "--out", "c")[0] == 0
     assert json.loads((tmp_path / "c/comparison.json").read_text())["rows"][0]["seeds"] == [3]

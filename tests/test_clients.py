@@ -72,7 +72,7 @@ X, Y = np.zeros((2, 2)), np.zeros(2, int)
         ([], None, None, "no clients"),
         ([(X, Y)], [], None, "1 clients have training data but 0 have test data"),
         ([(X, Y), (X, Y[:1])], None, None, "client 1 has 2 training inputs but 1 targets"),
-        ([(X, Y), (np.zeros((2, 3)), Y)], None, None, r"client 1 has inputs of shape \(3,\), client 0 of \(2,\)"),
+        ([(X, Y), (np.zeros((2, 3)), Y)], None, None, r"client 1 has inputs of shape \(3,\), others of \(2,\)"),
         ([(X, Y)], [(np.zeros((2, 3)), Y)], None, r"test inputs have shape \(3,\), training inputs \(2,\)"),
         ([(X, Y), (NAN, Y)], None, None, "training inputs of client 1: row 1 holds NaN"),
         ([(X, Y)], [(NAN, Y)], None, "test inputs of client 0: row 1 holds NaN"),
@@ -91,8 +91,17 @@ def test_from_arrays_refuses(train, test, classes, says):
 def test_a_client_without_examples_is_named():
     with pytest.raises(InputError, match="client 1 has no training examples"):
         Clients.from_arrays([(X, Y), (X[:0], Y[:0])])
-    with pytest.raises(InputError, match="client 0 has no test examples"):
-        Clients.from_arrays([(X, Y), (X, Y)], [(X[:0], Y[:0]), (X, Y)])
+
+
+@pytest.mark.parametrize("nothing", [([], []), (X[:0], Y[:0])])
+def test_a_client_may_have_no_test_examples(nothing):
+    clients = Clients.from_arrays([(X, Y), (X, Y), (X, Y)], [nothing, (X, Y), nothing])
+    assert clients.test is not None and clients.test.sizes.tolist() == [0, len(Y), 0]
+    assert torch.equal(clients.test.examples(1)[0], torch.from_numpy(X).float())
+    assert clients.has("train") and clients.has("test") and not clients.has("validation")
+    none = clients.select([0, 2])
+    assert not none.has("test") and len(none.test.examples(1)[0]) == 0
+    assert Clients.from_arrays([(X, Y), (X, Y)], [nothing, nothing]).test is None
 
 
 def test_labels_and_real_targets_do_not_mix():

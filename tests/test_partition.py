@@ -273,9 +273,14 @@ def test_natural_numbers_clients_in_the_order_of_their_names(names):
     assert [held.tolist() for held in test_rows] == [[0, 3], [2, 4], [1]]
 
 
-def test_clients_in_one_split_only_are_named():
-    with pytest.raises(InputError, match="training examples but no test examples: b, d"):
-        natural_rows(np.array(["a", "b", "c", "d"]), np.array(["a", "c"]))
+@pytest.mark.parametrize("tested", [["d", "b", "d"], []])
+def test_natural_clients_may_have_no_test_examples(tested):
+    rows, test_rows = natural_rows(np.array(["a", "b", "c", "d", "a"]), np.array(tested, dtype="U9"))
+    assert [held.tolist() for held in rows] == [[0, 4], [1], [2], [3]]
+    assert [held.tolist() for held in test_rows] == ([[], [1], [], [0, 2]] if tested else [[], [], [], []])
+
+
+def test_clients_that_only_test_are_named():
     with pytest.raises(InputError, match=r"test examples but no training examples: 1, 2, 3, 4, 5 and 2 more"):
         natural_rows(np.array([0]), np.arange(8))
 

@@ -119,11 +119,11 @@ def fit(
         as_inputs(unseen[1], tuple(clients.train.x.shape[1:]))  # before training: a wrong shape should not cost an hour
     if evaluate_on not in (None, "train", "validation", "test"):
         raise InputError(f"evaluate_on={evaluate_on!r}: choose train, validation, test or None")
-    if evaluate_on and getattr(clients, evaluate_on) is None:
+    if evaluate_on and not clients.has(evaluate_on):
         if evaluate_on != "test":
             raise InputError(f"evaluate_on={evaluate_on!r}, but the clients have no such split")
         evaluate_on = None
-    if evaluate_on and holdout is not None and getattr(holdout, evaluate_on) is None:
+    if evaluate_on and holdout is not None and not holdout.has(evaluate_on):
         raise InputError(f"the holdout clients have no {evaluate_on} examples: give some, or choose another evaluate_on")
     if holdout is not None and (both := set(clients.ids.tolist()) & set(holdout.ids.tolist())):
         raise InputError(

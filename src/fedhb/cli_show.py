@@ -23,7 +23,10 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
         console.print(NOTHING)
         return
     what = f"{result['algorithm']} on {result['dataset']}, seed {result['seed']}, round {result['rounds']}"
-    title = f"{what}: mean over clients, {result['split']} data"
+    each = next(values for key, values in result["per_client"].items() if key != "client")
+    missing = sum(value is None for value in each)
+    over = f"{len(each) - missing} of {len(each)} clients, those with {result['split']} data" if missing else ""
+    title = f"{what}: mean over {over or 'clients, ' + result['split'] + ' data'}"
     table = Table("", *result["global"], title=title)
     for label, metrics in rows:
         table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))

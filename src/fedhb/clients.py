@@ -126,7 +126,7 @@ class Clients:
 
     Attributes:
         ids: the partition id of each client [N]; it stays with the client in every selection.
-        train, validation, test: what each client holds; validation and test may be None.
+        train, validation, test: what each client holds; validation and test may be None, or of some clients only.
         names: what the data call each client, or None where they do not.
         num_classes: the number of classes, or None for regression.
         scaling: how inputs are scaled before the network sees them.
@@ -151,13 +151,12 @@ class Clients:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for split, share in (("training", self.train), ("test", self.test)):
-            if share is not None and (share.sizes == 0).any():
-                empty = self.ids[share.sizes == 0].tolist()
-                raise InputError(
-                    f"client {empty[0]} has no {split} examples ({len(empty)} of {len(self)} clients are empty): use fewer "
-                    "clients, a larger alpha, or leave such clients out"
-                )
+        if (self.train.sizes == 0).any():
+            empty = self.ids[self.train.sizes == 0].tolist()
+            raise InputError(
+                f"client {empty[0]} has no training examples ({len(empty)} of {len(self)} clients are empty): use fewer "
+                "clients, a larger alpha, or leave such clients out"
+            )
 
     @classmethod
     def from_arrays(
@@ -174,7 +173,7 @@ class Clients:
 
         Args:
             train: one (inputs, targets) pair per client. Integer targets are class labels, real targets are regressed on.
-            test: the same, in the same order, or None.
+            test: the same, in the same order, or None; a client may have none of its own, ([], []).
             num_classes: default: the largest label plus one.
             standardise: scale the inputs by the mean and standard deviation of all training inputs.
             ids: the clients' ids (default 0, 1, ...). What a client remembers belongs to its id: new clients need others.
@@ -184,15 +183,17 @@ class Clients:
             raise InputError("no clients: `train` is empty; give one (x, y) pair per client")
         if test is not None and len(test) != len(train):
             raise InputError(f"{len(train)} clients have training data but {len(test)} have test data: give one pair for each")
-        x, y, rows = _pool(train, "training")
+        xs, ys, rows = _pool(train, "training")
+        x, y = _joined(xs, ys)
         share = Share.of(torch.from_numpy(x), targets(y), rows)
-        test_share = None
-        if test is not None:
-            x_test, y_test, test_rows = _pool(test, "test")
+        test_share, y_test = None, None
+        xs, ys, rows = _pool(() if test is None else test, "test")
+        if xs:
+            x_test, y_test = _joined(xs, ys)
             if x_test.shape[1:] != x.shape[1:]:
                 raise InputError(f"test inputs have shape {x_test.shape[1:]}, training inputs {x.shape[1:]}: make them alike")
-            test_share = Share.of(torch.from_numpy(x_test), targets(y_test), test_rows)
-        classes = check_labels(y, y_test if test is not None else None, num_classes)
+            test_share = Share.of(torch.from_numpy(x_test), targets(y_test), rows)
+        classes = check_labels(y, y_test, num_classes)
         if num_classes is None:
             suspect_targets(y)
         if ids is not None and (len(ids) != len(train) or len(set(ids)) != len(train)):
@@ -275,6 +276,11 @@ class Clients:
         """The number of training examples of all clients: |D|."""
         return len(self.train.rows)
 
+    def has(self, split: str) -> bool:
+        """Whether any client has examples of "train", "validation" or "test"."""
+        share: Share | None = getattr(self, split)
+        return share is not None and len(share.rows) > 0
+
     def select(self, positions: Sequence[int]) -> Clients:
         """The clients at these positions, over the same pool."""
         return replace(
@@ -340,7 +346,10 @@ def targets(y: np.ndarray) -> Tensor:
     return torch.from_numpy(y.astype(np.int64) if y.dtype.kind in "iub" else y.astype(np.float32))
 
 
-def _pool(pairs: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+def _pool(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], what: str
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """The inputs and targets of every client that has any, and each client's rows once they are joined."""
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []
     rows, start = [], 0
@@ -352,20 +361,25 @@ def _pool(pairs: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np
             raise InputError(f"client {k} has targets of type {y.dtype}: give integer class labels 0, 1, ... or real targets")
         if len(x) != len(y):
             raise InputError(f"client {k} has {len(x)} {what} inputs but {len(y)} targets: give one target per input")
-        if x.shape[1:] != np.asarray(pairs[0][0]).shape[1:]:
-            raise InputError(
-                f"client {k} has inputs of shape {x.shape[1:]}, client 0 of {np.asarray(pairs[0][0]).shape[1:]}: make them alike"
-            )
+        if not len(x) and what == "test":
+            rows.append(np.arange(0))
+            continue
         if not len(x):
             raise InputError(f"client {k} has no {what} examples: leave it out")
+        if xs and x.shape[1:] != xs[0].shape[1:]:
+            raise InputError(f"client {k} has inputs of shape {x.shape[1:]}, others of {xs[0].shape[1:]}: make them alike")
         if (y.dtype.kind == "f") != (ys[0].dtype.kind == "f" if ys else y.dtype.kind == "f"):
             raise InputError(
-                f"client {k} has targets of type {y.dtype}, client 0 of {ys[0].dtype}: give labels or real targets in all"
+                f"client {k} has targets of type {y.dtype}, others of {ys[0].dtype}: give labels or real targets in all"
             )
         check_finite(x, f"{what} inputs of client {k}")
         xs.append(x)
         ys.append(y)
         rows.append(np.arange(start, start + len(x)))
         start += len(x)
+    return xs, ys, rows
+
+
+def _joined(xs: list[np.ndarray], ys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     x = np.concatenate(xs)
-    return (x if x.dtype == np.uint8 else x.astype(np.float32)), np.concatenate(ys), rows
+    return (x if x.dtype == np.uint8 else x.astype(np.float32)), np.concatenate(ys)

@@ -124,6 +124,8 @@ def test_missing_files_are_named_with_folders_and_remedy(tmp_path, monkeypatch, 
 
 
 def test_unknown_names_are_refused():
+    with pytest.raises(InputError, match="file of your own: give it as data, --data own"):
+        data.load("own.npz")
     with pytest.raises(InputError, match="unknown data set 'minst': choose one of digits, mnist"):
         data.load("minst")
 

@@ -36,11 +36,10 @@ def fit(model: Any = None, who: Clients | None = None, algorithm: Any = None, **
     ("train", "test", "says"),
     [
         ([(X, Y), (X[:0], Y[:0])], None, "client 1 has no training examples"),
-        ([(X, Y), (X, Y)], [(X, Y), (X[:0], Y[:0])], "client 1 has no test examples"),
         ([(np.full_like(X, np.nan), Y)], None, "client 0: row 0 holds NaN"),
         ([(X, Y), (np.where(np.eye(3, 4) > 0, np.inf, X), Y)], None, "client 1: row 0 holds NaN or infinity"),
         ([(X, np.array([0, 1, -1]))], None, "label -1 is out of range"),
-        ([(X, Y), (X[:, :3], Y)], None, r"client 1 has inputs of shape \(3,\), client 0 of \(4,\)"),
+        ([(X, Y), (X[:, :3], Y)], None, r"client 1 has inputs of shape \(3,\), others of \(4,\)"),
         ([(X, Y[:2])], None, "client 0 has 3 training inputs but 2 targets"),
         ([(X, np.array([0.5, np.nan, 1.0]))], None, "training targets: row 1 holds NaN"),
         ([(X.astype(str), Y)], None, "have type <U"),

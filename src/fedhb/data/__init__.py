@@ -65,6 +65,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
 
 def check_name(name: str) -> None:
     """Refuse a name that no data set has."""
+    if name.endswith(".npz"):
+        raise InputError(f"dataset={name!r} is a file of your own: give it as data, --data {name}, or read it with read_npz")
     if name not in NAMES:
         raise InputError(f"unknown data set {name!r}: choose one of {', '.join(NAMES)}, or give your own as a .npz file")
 
