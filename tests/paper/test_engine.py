@@ -362,6 +362,21 @@ def test_printed_numbers_are_read(tmp_path):
         experiments.load(tmp_path, "small").printed()
 
 
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ({"global": {"accuracy": 0.5, "nll": 1.0}, "personalised": {"accuracy": 0.75}}, "global 50.00 %, personalised 75.00 %"),
+        ({"global": {"rmse": 12.3456, "nll": 1.5}, "personalised": None}, "global RMSE 12.35, NLL 1.5"),
+    ],
+)
+def test_a_record_says_what_it_found_also_of_real_targets(result, says):
+    console = Console(file=io.StringIO(), width=200)
+    shown = Shown("small", console)
+    shown.begin(1)
+    shown.recorded({"key": {"cell": "one", "seed": 0}, "seconds": 1.0, "result": result})
+    assert f"1/1 one, seed 0: 1.0 s, {says}; 0 s left" in console.file.getvalue()
+
+
 def test_progress_of_several_stages_on_a_terminal():
     """Rich allows one display at a time; tuning begins one for every stage."""
     console = Console(file=io.StringIO(), force_terminal=True, width=200)

@@ -100,7 +100,7 @@ def complete(
     absent = lacking([now.settings[identity(key)] for key in missing])
     if absent:
         name, remedy = next(iter(absent.items()))
-        raise InputError(f"{experiment.name} needs the data set {name}: {remedy}; or choose others with --dataset")
+        raise InputError(f"{experiment.name} needs the data set {name}: {remedy}; or leave out the cells with it")
     about = {"commit": commit(), "versions": versions()}
     jobs = []
     for key in missing:

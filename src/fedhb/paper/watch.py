@@ -73,12 +73,14 @@ def title(key: Key) -> str:
 
 
 def brief(result: Mapping[str, Any]) -> str:
-    """The accuracies, where there are some."""
+    """The accuracies, or the root mean squared errors, where there are some."""
     if "diverged" in result:
         return ", diverged"
-    found = [f"{task} {100 * result[task]['accuracy']:.2f} %" for task in ("global", "personalised") if _scored(result.get(task))]
+    found = []
+    for task in ("global", "personalised"):
+        metrics = result.get(task)
+        if isinstance(metrics, Mapping) and "accuracy" in metrics:
+            found.append(f"{task} {100 * metrics['accuracy']:.2f} %")
+        elif isinstance(metrics, Mapping) and "rmse" in metrics:
+            found.append(f"{task} RMSE {metrics['rmse']:.4g}, NLL {metrics['nll']:.4g}")
     return f", {', '.join(found)}" if found else ""
-
-
-def _scored(metrics: Any) -> bool:
-    return isinstance(metrics, Mapping) and "accuracy" in metrics
