@@ -18,11 +18,11 @@ from torch import nn
 from fedhb import algorithms
 from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
 from fedhb.clients import Clients
-from fedhb.conduct import Job, claim, conduct, mechanism
+from fedhb.conduct import Job, claim, conduct, mechanism, top_settings
 from fedhb.defence import Defence
 from fedhb.engine import checkpoint
 from fedhb.engine.choose import Automatic
-from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder, sealed
+from fedhb.engine.folder import EVALUATED, EVALUATION, SETTINGS, RunFolder, sealed
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Callback, State, Training
 from fedhb.engine.schedule import cohort_size
@@ -166,7 +166,7 @@ def fit(
 
     def files(result: Run) -> dict[str, bytes]:
         toml = settings_toml(versions()) if settings_toml else describe(model, clients, algorithm, training, personal_plan)
-        return {"settings.toml": toml.encode(), "problem.json": sealed(problem_record(result, head, batch_norm, rebuild))}
+        return {SETTINGS: toml.encode(), "problem.json": sealed(problem_record(result, head, batch_norm, rebuild))}
 
     def engine(state: State) -> Automatic:
         return Automatic(problem, trained, clients, state.store, training=training, done=state.done, workers=workers)
@@ -297,21 +297,12 @@ def save_personal(path: str | os.PathLike[str], run: str | os.PathLike[str], per
 def describe(model: nn.Module, clients: Clients, algorithm: Any, training: Training, personal: Plan) -> str:
     """settings.toml of a run from Python."""
     lines = ["# A run from Python. Versions: " + ", ".join(f"{k} {v}" for k, v in versions().items())]
-    plan = training.plan
     values = {
         "dataset": clients.name,
-        "algorithm": algorithm.name,
         "num_clients": len(clients),
-        "fraction": training.fraction,
-        "local_epochs": plan.epochs,
-        "rounds": training.rounds,
-        "batch_size": plan.batch_size,
-        "lr": plan.lr,
-        "momentum": plan.momentum,
-        "schedule": training.schedule,
+        **top_settings(algorithm, training),
         "personal_lr": personal.lr,
         "personal_epochs": personal.epochs,
-        "seed": training.seed,
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
     }
     lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]

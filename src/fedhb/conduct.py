@@ -6,6 +6,7 @@ The simulator (`api.fit`) and Flower (`flower.server`) differ in their executor 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import time
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.defence import Defence, defended
 from fedhb.engine import checkpoint
-from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder, as_json, sealed, write_atomically
+from fedhb.engine.folder import EVALUATED, EVALUATION, SETTINGS, RunFolder, as_json, sealed, write_atomically
 from fedhb.engine.keeper import Keeper
 from fedhb.engine.loop import Callback, Executor, State, Training, run
 from fedhb.engine.schedule import Draw, by_seed
@@ -27,6 +28,8 @@ from fedhb.privacy import Privacy, Private
 from fedhb.progress import RoundProgress
 from fedhb.run import Run, one_thread
 from fedhb.seeding import Randomness
+from fedhb.settings import read_toml
+from fedhb.stored import Stored
 
 KEY, KEY_BYTES = "noise.key", 32
 """What a private run's noise and cohorts are drawn from."""
@@ -93,8 +96,49 @@ class Job:
         another evaluation, it is finished again."""
         if not folder.answers(self.asked):
             return False
-        kept = checkpoint.load(folder.checkpoints, self.fingerprint, folder.records_until)
-        return kept is not None and kept[0].done == self.training.rounds
+        kept = self.kept(folder)
+        return kept is not None and kept.done == self.training.rounds
+
+    def kept(self, folder: RunFolder) -> State | None:
+        """Where this run stands in the folder; None where nothing is kept. Another run's checkpoint is refused."""
+        try:
+            loaded = checkpoint.load(folder.checkpoints, self.fingerprint, folder.records_until)
+        except checkpoint.Another as error:
+            differ = self.differences(folder) or ["settings, network or data differ"]
+            raise InputError(
+                f"{error} ({'; '.join(differ)}): resume with the settings it was begun with, or choose another --out"
+            ) from None
+        return loaded[0] if loaded is not None else None
+
+    def differences(self, folder: RunFolder) -> list[str]:
+        """In what the run in the folder was begun otherwise, as far as its files tell."""
+        try:
+            begun, stored = read_toml(folder.path / SETTINGS), Stored.read(folder)
+        except InputError:
+            return []
+        name, here, there = self.algorithm.name, self.problem.federation, stored.federation
+        new = top_settings(self.algorithm, self.training) | {"clients": here.num_clients, "training examples": here.num_examples}
+        old = begun | {"clients": there.num_clients, "training examples": there.num_examples}
+        if stored.algorithm["name"] == name:
+            new |= {f"{name}.{key}": value for key, value in dataclasses.asdict(self.algorithm).items()}  # type: ignore[call-overload]
+            old |= {f"{name}.{key}": value for key, value in stored.algorithm["settings"].items()}
+        return [f"{key}={value}, begun with {old[key]}" for key, value in new.items() if key in old and old[key] != value]
+
+
+def top_settings(algorithm: Algorithm, training: Training) -> dict[str, Any]:
+    """What settings.toml has at its top of all that training depends on."""
+    plan = training.plan
+    return {
+        "algorithm": algorithm.name,
+        "fraction": training.fraction,
+        "local_epochs": plan.epochs,
+        "rounds": training.rounds,
+        "batch_size": plan.batch_size,
+        "lr": plan.lr,
+        "momentum": plan.momentum,
+        "schedule": training.schedule,
+        "seed": training.seed,
+    }
 
 
 def claim(out: str | os.PathLike[str] | None, resume: bool) -> RunFolder | None:
@@ -163,8 +207,7 @@ def conduct(
     state = None
     with one_thread(), folder.locked(new=not resume) if folder is not None else contextlib.nullcontext():
         if folder is not None and resume:
-            loaded = checkpoint.load(folder.checkpoints, job.fingerprint, folder.records_until)
-            state = loaded[0] if loaded is not None else None
+            state = job.kept(folder)
             if state is not None and not folder.records.exists():
                 warnings.warn(f"{folder.records} is missing: the records of rounds 1 to {state.done} are lost", stacklevel=2)
             if folder.holds_run:

@@ -198,28 +198,30 @@ def test_files_no_longer_needed_are_removed(tmp_path):
 # ---- another configuration
 
 OTHERS = {
-    "learning rate": {"lr": 0.07},
-    "rounds": {"rounds": 7},
-    "fraction": {"fraction": 0.4},
-    "seed": {"seed": 4},
-    "algorithm": {"algorithm": fedhb.FedAvg()},
-    "setting": {"algorithm": fedhb.NIW(begin="last", kl_weight=0.5)},
-    "weights": {"model": mlp(torch.float32, seed=1)},
-    "network": {"model": Wrapped(mlp(torch.float32))},
-    "clients": {"clients": clients().select([0, 1, 2, 3, 5])},
-    "scaling": {"clients": clients(standardise=True)},
-    "augmentation": {"clients": replace(clients(), augment="crop-flip")},
-    "head": {"head": ""},
-    "server inputs": {"clients": replace(clients(), server_inputs=torch.ones(5, 4))},
+    "learning rate": ({"lr": 0.07}, r"lr=0\.07, begun with 0\.05"),
+    "rounds": ({"rounds": 7}, "rounds=7, begun with 6"),
+    "fraction": ({"fraction": 0.4}, r"fraction=0\.4, begun with 0\.5"),
+    "seed": ({"seed": 4}, "seed=4, begun with 3"),
+    "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg, begun with niw"),
+    "setting": ({"algorithm": fedhb.NIW(begin="last", kl_weight=0.5)}, r"niw\.kl_weight=0\.5, begun with 1\.0"),
+    "weights": ({"model": mlp(torch.float32, seed=1)}, None),
+    "network": ({"model": Wrapped(mlp(torch.float32))}, None),
+    "clients": ({"clients": clients().select([0, 1, 2, 3, 5])}, "clients=5, begun with 6; training examples=.*, begun with .*"),
+    "scaling": ({"clients": clients(standardise=True)}, None),
+    "augmentation": ({"clients": replace(clients(), augment="crop-flip")}, None),
+    "head": ({"head": ""}, None),
+    "server inputs": ({"clients": replace(clients(), server_inputs=torch.ones(5, 4))}, None),
 }
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_another_configuration_is_refused(what, tmp_path):
+def test_another_configuration_is_refused_and_what_differs_is_named(what, tmp_path):
     out = stopped(tmp_path / "run", at=2)
     files = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    with pytest.raises(InputError, match=r"another configuration .*resume with the settings .*another --out"):
-        fit(out, **OTHERS[what])
+    changed, differs = OTHERS[what]
+    differs = differs or "settings, network or data differ"
+    with pytest.raises(InputError, match=rf"another configuration \({differs}\): resume with the settings .*another --out"):
+        fit(out, **changed)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == files
 
 
@@ -235,6 +237,14 @@ def test_another_likelihood_or_frozen_layer_is_refused(tmp_path):
     model.hidden.bias.data += 1.0
     with pytest.raises(InputError, match="another configuration"):
         fit(out, **options)
+
+
+@pytest.mark.parametrize("lost", ["settings.toml", "problem.json"])
+def test_another_configuration_is_refused_where_nothing_tells_what_it_was(lost, tmp_path):
+    out = stopped(tmp_path / "run", at=2)
+    (out / lost).write_bytes(b"\x00")
+    with pytest.raises(InputError, match=r"another configuration \(settings, network or data differ\)"):
+        fit(out, lr=0.07)
 
 
 def test_what_does_not_change_the_training_may_change(whole, tmp_path):

@@ -41,6 +41,10 @@ class Damaged(Exception):
     """A checkpoint that cannot be used, and why."""
 
 
+class Another(InputError):
+    """A checkpoint of another run than the one that is to go on."""
+
+
 def save(folder: Path, state: State, constants: dict[str, Tensor], fingerprint: str, records: str = "") -> None:
     """Write a checkpoint of `state`, then remove those no longer needed; `records` is the hash of the rounds' records."""
     name = f"round-{state.done:06d}"
@@ -85,7 +89,8 @@ def load(
         records: the hash of the records until a round, as they are now; None where they are not asked for, or lost.
 
     Raises:
-        InputError: the checkpoint belongs to another configuration, or every one is damaged.
+        Another: the checkpoint belongs to another configuration.
+        InputError: every one is damaged.
     """
     manifests = sorted(folder.glob("round-*.json"), reverse=True)
     if not manifests:
@@ -94,10 +99,7 @@ def load(
         try:
             manifest = _read_manifest(path)
             if fingerprint is not None and manifest["fingerprint"] != fingerprint:
-                raise InputError(
-                    f"{folder} is the checkpoint of another configuration (settings, network or data differ): "
-                    "resume with the settings it was begun with, or choose another --out"
-                )
+                raise Another(f"{folder} is the checkpoint of another configuration")
             found = records(manifest["round"])
             if manifest.get("records") and found is not None and found != manifest["records"]:
                 raise Damaged("rounds.jsonl is not as it was written; delete it to go on without the records it held")

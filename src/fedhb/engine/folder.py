@@ -27,7 +27,7 @@ except ImportError:  # Windows has no advisory locks of this kind; there two run
     fcntl = None  # type: ignore[assignment]
 
 
-EVALUATED, EVALUATION = "evaluated.jsonl", "evaluation.json"
+SETTINGS, EVALUATED, EVALUATION = "settings.toml", "evaluated.jsonl", "evaluation.json"
 RESULT, RESULT_HASH = "result.json", "checkpoint/result.json"
 MOST_JSON = 2**29
 """The largest JSON file that is believed: a manifest with the memories of a million clients has half of it."""
@@ -149,7 +149,7 @@ class RunFolder:
     @property
     def holds_run(self) -> bool:
         """Whether a run was begun here."""
-        return any((self.path / name).exists() for name in ("settings.toml", "rounds.jsonl", "result.json", "checkpoint"))
+        return any((self.path / name).exists() for name in (SETTINGS, "rounds.jsonl", "result.json", "checkpoint"))
 
     def lock(self) -> None:
         """Claim the folder for this process."""
