@@ -6,7 +6,7 @@ is a selection of clients over the same pool, so that nothing is copied until a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -339,6 +339,14 @@ class Clients:
 def _about(dataset: Dataset) -> dict[str, Any]:
     augment = "crop-flip" if dataset.name in AUGMENTED and dataset.train.x.ndim == 4 else None
     return {"augment": augment, "name": dataset.name, "title": dataset.title, "files": dataset.files}
+
+
+def absorb(digest: Any, tensors: Iterable[Tensor]) -> None:
+    """Add tensors, with their shapes and types, to a hash."""
+    for tensor in tensors:
+        values = tensor.detach().cpu().contiguous().numpy()
+        digest.update(f"{values.dtype}{values.shape}".encode())
+        digest.update(values.reshape(-1).view(np.uint8))  # in place: a pool of images may have half a gigabyte
 
 
 def targets(y: np.ndarray) -> Tensor:

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from fedhb.algorithms.base import Arrays, Problem
-from fedhb.clients import Clients
+from fedhb.clients import Clients, absorb
 from fedhb.engine import checkpoint
 from fedhb.engine.folder import RunFolder
 from fedhb.engine.loop import Callback, State, Training
@@ -81,6 +81,5 @@ def fingerprint_of(problem: Problem, algorithm: Any, training: Training, clients
     tensors = [*network.constants().values(), network.scaling.mean, network.scaling.std, share.rows, share.offsets, share.y]
     if clients.server_inputs is not None:
         tensors.append(clients.server_inputs)
-    for tensor in tensors if clients.files else [*tensors, share.x]:
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    absorb(digest, [*tensors, share.x])  # the inputs too where files are known: they may have been changed since
     return digest.hexdigest()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhb.clients import Clients
+from fedhb.clients import Clients, absorb
 from fedhb.engine.folder import sealed, unsealed_text
 
 
@@ -17,8 +17,7 @@ def mark_of(about: Sequence[Any], clients: Clients, split: str) -> str:
     """A hash of these clients' examples, of the split that they are evaluated on, and of what else the numbers depend on."""
     digest = hashlib.sha256(json.dumps([*about, split, sorted(clients.files.items())], default=str).encode())
     for share in (clients.train, getattr(clients, split)):
-        for tensor in (share.rows, share.offsets, share.y, *([] if clients.files else [share.x])):
-            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        absorb(digest, [share.rows, share.offsets, share.y, share.x])
     return digest.hexdigest()
 
 
