@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 
 import pytest
+from rich.console import Console
 
 import fedhb
 import finished
 from fedhb import cli, loggers
+from fedhb.engine.loop import State
 from fedhb.experiment import train
+from fedhb.progress import RunTable
 from fedhb.settings import Settings
 
 
@@ -123,3 +127,16 @@ def test_scalars_are_flat():
         "b/1": 3.0,
         "c/d": 4,
     }
+
+
+def test_a_live_table_shows_private_runs_and_regressions_too():
+    """Their records lack the loss, the score, or both."""
+    shown = RunTable(["one"], Console(file=io.StringIO(), force_terminal=True, width=100))
+    row = shown.callback("one")
+    row.on_start(0, 3)
+    for done, (loss, score, says) in enumerate(
+        [(0.5, 0.25, ["loss 0.500", "score 0.250"]), (0.5, None, ["loss 0.500"]), (None, None, [])], start=1
+    ):
+        row.on_round({"loss": loss, "score": score}, State({}, done=done))
+        cells = [list(column.cells) for column in shown._table().columns]
+        assert [str(c[0]) for c in cells[1:4]] == [f"round {done}/3", *says, *([""] * (2 - len(says)))]

@@ -45,8 +45,7 @@ class RoundProgress(Callback):
 
     def show(self, done: int, record: dict[str, Any]) -> None:
         """The same for whoever has a round's record alone."""
-        shown = [f"{key} {record[key]:.3f}  " for key in ("loss", "score") if record[key] is not None]
-        status = "".join(shown).rstrip() + self.note()
+        status = "  ".join(numbers(record)) + self.note()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, status=status)
         elif done == self._rounds or done % max(1, self._rounds // 10) == 0:
@@ -64,6 +63,11 @@ class RoundProgress(Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def numbers(record: Mapping[str, Any]) -> list[str]:
+    """A round's loss and score; a private run tells neither, a regression has no score."""
+    return [f"{key} {record[key]:.3f}" for key in ("loss", "score") if record[key] is not None]
 
 
 class RunTable:
@@ -127,8 +131,7 @@ class TableRow(Callback):
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """One more round."""
-        loss, score = record["loss"], record["score"]
-        self.table.show(self.label, f"round {state.done}/{self.rounds}", f"loss {loss:.3f}", f"score {score:.3f}")
+        self.table.show(self.label, f"round {state.done}/{self.rounds}", *numbers(record))
 
     def evaluating(self, done: int, clients: int) -> None:
         """After the last round."""
