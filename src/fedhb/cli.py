@@ -352,7 +352,9 @@ def main() -> None:
             "[bold red]failed:[/bold red] out of memory: use fewer workers, a smaller model or less data", soft_wrap=True
         )
         sys.exit(1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:
+        if isinstance(ended, SystemExit) and ended.code != 130:  # what typer makes of an interruption
+            raise
         sys.exit(143 if terminated else 130)
 
 

@@ -287,9 +287,11 @@ import sys
 sys.path[:0] = {paths!r}
 import os, pathlib, warnings
 os.fsync = lambda handle: None
+import typer
 from runs import fit
 from fedhb import cli
-cli.app = lambda: fit(pathlib.Path(sys.argv[1]), **{options!r})
+cli.app = typer.Typer(pretty_exceptions_enable=False)
+cli.app.command()(lambda out: fit(pathlib.Path(out), **{options!r}))
 cli.main()
 """
 

@@ -190,6 +190,7 @@ def test_slow_work_is_not_taken_for_a_hang(impatient, monkeypatch):
 SCRIPT = """
 import pathlib, sys, time
 sys.path[:0] = {paths!r}
+import typer
 import fedhb
 from fedhb import cli
 from runs import fit
@@ -202,7 +203,9 @@ class Slow(fedhb.FedAvg):
         return super().local_update(*args)
 
 options = dict(workers=2, fraction=1.0, rounds={rounds}, algorithm=Slow(), checkpoint_every=1)
-cli.app = lambda: fit(pathlib.Path({out!r}), **options)
+cli.app = typer.Typer(pretty_exceptions_enable=False)
+cli.app.command()(lambda: fit(pathlib.Path({out!r}), **options))
+sys.argv = ["fedhb"]
 cli.main()
 """
 
