@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -728,7 +729,7 @@ def test_a_folder_of_runs_is_no_run(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "options", "says"),
     [
-        (fedhb.Mixture(patience=10_001), {}, "patience=10001: give a number of at most 10000"),
+        (fedhb.Mixture(patience=10_001), {}, "patience=10001: give a number of at least 0 and at most 10000"),
         (fedhb.NIW(), {"seed": 2**53 + 1}, "seed=9007199254740993: give at most"),
         (fedhb.NIW(), {"batch_size": 10**30}, "give at most"),
     ],
@@ -737,6 +738,65 @@ def test_what_could_not_be_loaded_again_is_refused_before_training(tmp_path, alg
     with pytest.raises(InputError, match=says):
         fit(None, None, algorithm, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_are_kept_as_numbers(tmp_path):
+    options = {"rounds": np.int64(2), "lr": np.float64(0.05), "momentum": np.float32(0.5), "seed": np.int64(3)}
+    run = fit(None, None, fedhb.FedProx(mu=np.float64(0.1)), out=tmp_path / "run", **options)
+    kept = tomllib.loads((tmp_path / "run/settings.toml").read_text())
+    assert (kept["rounds"], kept["lr"], kept["momentum"], kept["seed"], kept["fedprox"]["mu"]) == (2, 0.05, 0.5, 3, 0.1)
+    plain = {"rounds": 2, "lr": 0.05, "momentum": 0.5, "seed": 3}
+    again = fit(None, None, fedhb.FedProx(mu=0.1), out=tmp_path / "run", resume=True, **plain)
+    assert again.result == run.result  # the same run, not another
+
+
+def test_settings_of_an_algorithm_of_ones_own_have_no_bounds_of_ours(tmp_path):
+    @dataclass(frozen=True)
+    class Mine(fedhb.FedAvg):
+        name = "mine"
+        mode: str = "fast"
+        alpha: float = 0.0
+        rho: float = -1.0
+        buffer: int = 50_000
+
+    run = fit(None, None, Mine(), out=tmp_path / "run")
+    assert fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine()).result == run.result
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        (fedhb.NIW(kl_weight="much"), "niw.kl_weight='much': give a number"),  # type: ignore[arg-type]
+        (fedhb.NIW(num_samples=1.5), "niw.num_samples=1.5: give a whole number"),  # type: ignore[arg-type]
+        (fedhb.NIW(dof="half"), "niw.dof='half': choose full or per_coordinate or per_layer"),  # type: ignore[arg-type]
+        (fedhb.NIW(begin="nearest"), "niw.begin='nearest': choose global or last"),
+        (fedhb.Mixture(sigma2=0.0), "mixture.sigma2=0.0: give a positive number"),
+        (fedhb.FedPA(burn_in=1.5), "fedpa.burn_in=1.5: give a number of at least 0.0 and at most 1.0"),
+        (fedhb.FedProx(mu=math.nan), "fedprox.mu=nan: give a number of at least 0.0"),
+    ],
+)
+def test_settings_of_algorithms_have_bounds(algorithm, says):
+    with pytest.raises(InputError, match=re.escape(says)):
+        fit(None, None, algorithm)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_run_is_not_resumed_on_inputs_that_were_changed(split, tmp_path):
+    """Of a named data set too, whose files are known by their hashes: examples may be changed after they are read."""
+    digits = fedhb.data.load("digits")
+    examples = getattr(digits, split)
+    turned = replace(digits, **{split: replace(examples, x=examples.x[..., ::-1].copy())})
+    before, after = (fedhb.partition.shards(d, num_clients=4, shards_per_client=5, seed=0) for d in (digits, turned))
+    net = fedhb.nets.mlp((1, 8, 8), 10)
+    options = {"rounds": 2, "out": tmp_path / "run"}
+    first = fit(net, before, fedhb.FedAvg(), **options)
+    if split == "train":
+        with pytest.raises(InputError, match="another configuration"):
+            fit(net, after, fedhb.FedAvg(), resume=True, **options)
+    else:  # the posterior is the same, its evaluation is not
+        again = fit(net, after, fedhb.FedAvg(), resume=True, **options)
+        assert again.result["global"] != first.result["global"]
+        assert again.result["global"] == fit(net, after, fedhb.FedAvg(), rounds=2).result["global"]
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def fit(
         raise InputError("resume=True without `out`: give the folder of the run to go on with")
     algorithm = algorithms.check(algorithm if algorithm is not None else algorithms.NIW())
     given = {"lr": lr, "momentum": momentum, "personal_lr": personal_lr, "personal_epochs": personal_epochs}
-    chosen = Settings(  # which knows every bound
+    s = Settings(  # which knows every bound
         rounds=rounds, fraction=fraction, local_epochs=local_epochs, batch_size=batch_size, schedule=schedule, seed=seed,
         batch_norm=batch_norm, checkpoint_every=checkpoint_every, workers=workers, dp_noise=dp_noise,
         dp_clip=dp_clip, dp_delta=dp_delta, defence=defence, **training_values(algorithm, given),
@@ -137,13 +137,12 @@ def fit(
     problem = Problem(
         network, likelihood, Federation(len(clients), clients.num_examples, clients.num_classes, clients.server_inputs)
     )
-    training = Training(
-        rounds, fraction, Plan(local_epochs, batch_size, chosen.lr, chosen.momentum, algorithm.update == "full"), schedule, seed
-    )
-    personal_plan = Plan(chosen.personal_epochs, batch_size, chosen.personal_lr, chosen.momentum, train_head=True)
+    plan = Plan(s.local_epochs, s.batch_size, s.lr, s.momentum, train_head=algorithm.update == "full")
+    training = Training(s.rounds, s.fraction, plan, s.schedule, s.seed)
+    personal_plan = Plan(s.personal_epochs, s.batch_size, s.personal_lr, s.momentum, train_head=True)
     folder = claim(out, resume)
-    privacy = mechanism(folder, dp_noise, dp_clip, dp_delta, len(clients), cohort_size(len(clients), fraction))
-    private = (dp_noise, dp_clip, dp_delta, privacy.mark) if privacy is not None else ()
+    privacy = mechanism(folder, s.dp_noise, s.dp_clip, s.dp_delta, len(clients), cohort_size(len(clients), s.fraction))
+    private = (s.dp_noise, s.dp_clip, s.dp_delta, privacy.mark) if privacy is not None else ()
     job = Job(
         problem=problem,
         algorithm=algorithm,
@@ -169,7 +168,7 @@ def fit(
         return {SETTINGS: toml.encode(), "problem.json": sealed(problem_record(result, head, batch_norm, rebuild))}
 
     def engine(state: State) -> Automatic:
-        return Automatic(problem, trained, clients, state.store, training=training, done=state.done, workers=workers)
+        return Automatic(problem, trained, clients, state.store, training=training, done=state.done, workers=s.workers)
 
     def evaluation(result: Run) -> dict[str, Any]:
         def ledger(who: Clients, name: str) -> Ledger | None:
@@ -205,7 +204,7 @@ def fit(
         about={"dataset": clients.title or clients.name, "data": dict(clients.files)},
         folder=folder,
         resume=resume,
-        checkpoint_every=checkpoint_every,
+        checkpoint_every=s.checkpoint_every,
         progress=progress,
         callbacks=callbacks,
     )

@@ -120,9 +120,8 @@ class Settings:
             "shards_per_client",
         )
         for f in dataclasses.fields(self):
-            value, kind = getattr(self, f.name), {int: Integral, float: Real}.get(type(f.default), object)
-            if not isinstance(value, kind) or (kind is not object and isinstance(value, bool)):
-                raise InputError(f"{f.name}={value!r}: give a {'whole ' if kind is Integral else ''}number")
+            if type(f.default) in (int, float):
+                object.__setattr__(self, f.name, _number(f.name, getattr(self, f.name), whole=type(f.default) is int))
         for name in (f.name for f in dataclasses.fields(self) if type(f.default) is int):
             if getattr(self, name) > MOST:
                 raise InputError(f"{name}={getattr(self, name)}: give at most {MOST}")
@@ -228,6 +227,15 @@ class Settings:
                 *(f"{toml_key(key)} = {toml_value(value)}" for key, value in {**named, **entries}.items()),
             ]
         return "\n".join(lines) + "\n"
+
+
+def _number(name: str, value: Any, whole: bool) -> int | float:
+    """A number as Python's own: files hold no other, and numpy has some that are neither int nor float."""
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        raise InputError(f"{name}={value!r}: give a {'whole ' if whole else ''}number")
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value)
 
 
 def own_tables(settings: Settings, overrides: Sequence[str], compared: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhb import algorithms
-from fedhb.algorithms import MOST_COUNT, Algorithm, Federation, Plan
+from fedhb.algorithms import Algorithm, Federation, Plan
 from fedhb.algorithms.base import Arrays
 from fedhb.clients import Scaling
 from fedhb.engine.folder import RunFolder
@@ -80,8 +80,6 @@ class Stored:
         _check("num_outputs", model is None or _whole(model["num_outputs"], 1))
         settings = record["algorithm"]["settings"]
         _check("algorithm", isinstance(record["algorithm"]["name"], str) and isinstance(settings, dict))
-        for key, value in settings.items():
-            _check(key, type(value) is not int or _whole(value, -MOST_COUNT, MOST_COUNT))
         mean, std = (torch.tensor(record["scaling"][key], dtype=torch.float32) for key in ("mean", "std"))
         _check("scaling", bool(torch.isfinite(mean).all() and torch.isfinite(std).all() and (std > 0).all()))
         augment = record.get("augment")  # which runs did not keep at first

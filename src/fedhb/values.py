@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import Field, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,50 @@ from fedhb.errors import InputError
 
 FILTERS = ("refuse", "clip", "winsorise", "krum")
 """What a defence against hostile clients can be made of (defence.py)."""
+
+
+MOST_COUNT = 10_000
+"""The largest whole number among an algorithm's settings: they decide what is allocated, when a run is loaded too."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] = (),
+    least: float | None = None,
+    most: float | None = None,
+    positive: bool = False,
+) -> Any:
+    """A field of an algorithm: its default, what it means, and which values it may have (`bounded`).
+
+    Args:
+        default: its value where none is given; its type is that of all values.
+        help: a line for `fedhb algorithms`.
+        choices: the words it may be.
+        least, most: the numbers it may be, both included; whole ones are at most MOST_COUNT unless `most` says otherwise.
+        positive: whether it must be above zero.
+    """
+    if type(default) is int and most is None:
+        most = MOST_COUNT
+    return field(default=default, metadata={"help": help, "bounds": (choices, least, most, positive)})
+
+
+def bounded(key: str, value: Any, about: Field[Any]) -> None:
+    """Refuse what a field made by `setting` may not be."""
+    if "bounds" not in about.metadata:
+        return
+    choices, least, most, positive = about.metadata["bounds"]
+    whole, numeric = type(about.default) is int, isinstance(about.default, (int, float))
+    if numeric and not isinstance(value, int if whole else (int, float)):
+        raise InputError(f"{key}={value!r}: give a {'whole ' if whole else ''}number")
+    if choices and value not in choices:
+        raise InputError(f"{key}={value!r}: choose {' or '.join(choices)}")
+    if positive and not value > 0:
+        raise InputError(f"{key}={value}: give a positive number")
+    if (least is not None and not value >= least) or (most is not None and not value <= most):
+        limits = [f"at {name} {limit}" for name, limit in (("least", least), ("most", most)) if limit is not None]
+        raise InputError(f"{key}={value}: give a number of {' and '.join(limits)}")
 
 
 def filters(text: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:

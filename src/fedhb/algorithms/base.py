@@ -8,7 +8,7 @@ finds and remembers, and the sums that the server solves from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from fedhb.clients import Clients
 from fedhb.likelihood import Likelihood
 from fedhb.network import Network, Weights
 from fedhb.seeding import Randomness
+from fedhb.values import setting
 
 Arrays = dict[str, Tensor]
 
@@ -202,7 +203,7 @@ class Stateless:
     each: ClassVar[tuple[str, ...]] = ()
     private: ClassVar[bool] = False
     training: ClassVar[Mapping[str, float]] = {}
-    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
+    update: str = setting("body", "what is trained: body, or full (body and head)", choices=("body", "full"))
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
         """Nothing."""

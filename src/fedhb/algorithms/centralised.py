@@ -17,7 +17,7 @@ and towards small clients, whose batches are smaller. "pooled" is what "centrali
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -28,6 +28,7 @@ from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.local import Sgd
 from fedhb.clients import Clients
 from fedhb.seeding import SERVER, Randomness
+from fedhb.values import setting
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,12 @@ class Centralised(FedAvg):
     pools: ClassVar[bool] = True
     sends: ClassVar[bool] = False
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.5, "personal_lr": 0.01, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
     weighted: ClassVar[bool] = True  # type: ignore[misc]  # no setting here: there is nothing to weigh
-    shuffle: str = field(
-        default="pooled",
-        metadata={"help": "a batch is of one client, clients in turn, or of all participants' examples: client or pooled"},
+    shuffle: str = setting(
+        "pooled",
+        "a batch is of one client, clients in turn, or of all participants' examples: client or pooled",
+        choices=("client", "pooled"),
     )
 
     def local_update(

@@ -17,7 +17,7 @@ paper does not say how the K networks begin: they begin as different ones (learn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +29,7 @@ from fedhb.algorithms.learners import PARTS, different_starts, one, side_by_side
 from fedhb.algorithms.sums import differences, step, summarise_shared
 from fedhb.clients import Clients
 from fedhb.seeding import Randomness
+from fedhb.values import setting
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,15 @@ class Ensemble(FedAvg):
     name: ClassVar[str] = "ensemble"
     each: ClassVar[tuple[str, ...]] = (*PARTS, "group")
     training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.5, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    num_models: int = field(default=2, metadata={"help": "K, the networks and groups of clients"})
-    mode: str = field(
-        default="preset",
-        metadata={"help": "who predicts and is fine-tuned: the client's group's network, or all: preset or ensemble"},
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    num_models: int = setting(2, "K, the networks and groups of clients", positive=True)
+    mode: str = setting(
+        "preset",
+        "who predicts and is fine-tuned: the client's group's network, or all: preset or ensemble",
+        choices=("preset", "ensemble"),
     )
-    noise: float = field(
-        default=0.01,
-        metadata={"help": "networks begin at the initial network plus noise of this deviation; 0: as different networks"},
+    noise: float = setting(
+        0.01, "networks begin at the initial network plus noise of this deviation; 0: as different networks", least=0.0
     )
 
     def groups(self, ids: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ Sent: d down, d up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -24,6 +24,7 @@ from fedhb.algorithms.sums import average_shared, differences, shared_parts, ste
 from fedhb.clients import Clients
 from fedhb.network import Weights
 from fedhb.seeding import Randomness
+from fedhb.values import setting
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class FedAvg(Stateless):
     name: ClassVar[str] = "fedavg"
     private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    weighted: bool = field(default=True, metadata={"help": "average by the clients' number of examples, else equally"})
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    weighted: bool = setting(True, "average by the clients' number of examples, else equally")
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """The initial network."""

@@ -9,7 +9,7 @@ together with the body. Clients count equally, as in the authors' code. Sent: d 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from fedhb.algorithms.base import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.proximal import Pull
+from fedhb.values import setting
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class FedBABU(FedAvg):
     name: ClassVar[str] = "fedbabu"
     private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
-    update: str = field(default="body", metadata={"help": "what is trained: body, or full (body and head)"})
-    weighted: bool = field(default=False, metadata={"help": "average by the clients' number of examples, else equally"})
-    weight_decay: float = field(default=0.0, metadata={"help": "strength of the pull of the sent weights towards zero"})
+    update: str = setting("body", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    weighted: bool = setting(False, "average by the clients' number of examples, else equally")
+    weight_decay: float = setting(0.0, "strength of the pull of the sent weights towards zero", least=0.0)
 
     def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:
         """weight_decay/2 ||w||^2 on what is sent."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -41,6 +41,7 @@ from fedhb.distributions import chi_square
 from fedhb.likelihood import Likelihood
 from fedhb.network import Slot, Weights
 from fedhb.seeding import SERVER, Randomness
+from fedhb.values import setting
 
 FLOOR = 1e-5
 """The least variance of a coordinate of the clients' unit vectors, as in the authors' code."""
@@ -54,17 +55,17 @@ class FedBE(FedAvg):
 
     name: ClassVar[str] = "fedbe"
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    posterior: str = field(default="gaussian", metadata={"help": "over global models: gaussian or dirichlet"})
-    num_components: int = field(default=3, metadata={"help": "S, teachers sampled in a round, beside the FedAvg mean"})
-    spread: float = field(default=0.3, metadata={"help": "scales the deviation of the gaussian posterior"})
-    alpha: float = field(default=1.0, metadata={"help": "concentration of the dirichlet posterior; large is the FedAvg mean"})
-    temperature: float = field(default=0.5, metadata={"help": "sharpens the teachers' mean prediction; 1 leaves it"})
-    distill_epochs: int = field(default=1, metadata={"help": "epochs of distillation a round; 0 sends the FedAvg mean"})
-    server_lr: float = field(default=1e-4, metadata={"help": "learning rate of distillation"})
-    server_momentum: float = field(default=0.9, metadata={"help": "momentum of distillation"})
-    server_batch_size: int = field(default=128, metadata={"help": "server inputs per minibatch"})
-    swa_start: float = field(default=0.3, metadata={"help": "share of distillation before iterates are averaged; 1: the last"})
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    posterior: str = setting("gaussian", "over global models: gaussian or dirichlet", choices=("gaussian", "dirichlet"))
+    num_components: int = setting(3, "S, teachers sampled in a round, beside the FedAvg mean", positive=True)
+    spread: float = setting(0.3, "scales the deviation of the gaussian posterior", least=0.0)
+    alpha: float = setting(1.0, "concentration of the dirichlet posterior; large is the FedAvg mean", positive=True)
+    temperature: float = setting(0.5, "sharpens the teachers' mean prediction; 1 leaves it", positive=True)
+    distill_epochs: int = setting(1, "epochs of distillation a round; 0 sends the FedAvg mean", least=0)
+    server_lr: float = setting(1e-4, "learning rate of distillation", positive=True)
+    server_momentum: float = setting(0.9, "momentum of distillation", least=0.0, most=1.0)
+    server_batch_size: int = setting(128, "server inputs per minibatch", positive=True)
+    swa_start: float = setting(0.3, "share of distillation before iterates are averaged; 1: the last", least=0.0, most=1.0)
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """The initial network, which is every teacher where there is nothing to distil on."""

@@ -26,7 +26,7 @@ other y), learners that begin so near each other may not part; noise=0, differen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, ClassVar
 
@@ -41,6 +41,7 @@ from fedhb.clients import Clients
 from fedhb.errors import InputError
 from fedhb.network import Weights
 from fedhb.seeding import Randomness
+from fedhb.values import setting
 
 BLOCK = 512
 """Examples whose likelihood is found at once, but for networks that normalise with the batch: those see a client's data whole."""
@@ -52,14 +53,13 @@ class FedEM(FedAvg):
 
     name: ClassVar[str] = "fedem"
     training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    num_learners: int = field(default=3, metadata={"help": "M, the shared networks"})
-    noise: float = field(
-        default=0.001,
-        metadata={"help": "learners begin at the initial network plus noise of this deviation; 0: as different networks"},
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    num_learners: int = setting(3, "M, the shared networks", positive=True)
+    noise: float = setting(
+        0.001, "learners begin at the initial network plus noise of this deviation; 0: as different networks", least=0.0
     )
-    pi_steps: int = field(default=10, metadata={"help": "E-steps by which personalisation finds a client's weights"})
-    tune: bool = field(default=True, metadata={"help": "personalisation trains the learners too, else the weights alone"})
+    pi_steps: int = setting(10, "E-steps by which personalisation finds a client's weights", positive=True)
+    tune: bool = setting(True, "personalisation trains the learners too, else the weights alone")
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """M different networks (equal ones would stay equal), and uniform pi."""

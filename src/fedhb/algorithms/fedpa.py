@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -40,6 +40,7 @@ from fedhb.algorithms.local import train
 from fedhb.algorithms.sums import SHARED, average_shared, shared_parts, step
 from fedhb.clients import Clients
 from fedhb.seeding import Randomness
+from fedhb.values import setting
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class FedPA(FedAvg):
 
     name: ClassVar[str] = "fedpa"
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    rho: float = field(default=0.001, metadata={"help": "weight of the sample covariance against the identity (shrinkage)"})
-    local_samples: int = field(default=4, metadata={"help": "l, posterior samples of a client in a round; 1 is FedAvg"})
-    burn_in: float = field(default=0.8, metadata={"help": "share of a client's local training before its first sample"})
-    warm_up: int = field(default=0, metadata={"help": "rounds of FedAvg before the first posterior samples"})
-    server_lr: float = field(default=1.0, metadata={"help": "the server's step on the averaged delta"})
-    server_momentum: float = field(default=0.0, metadata={"help": "momentum of the server's step"})
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    rho: float = setting(0.001, "weight of the sample covariance against the identity (shrinkage)", least=0.0)
+    local_samples: int = setting(4, "l, posterior samples of a client in a round; 1 is FedAvg", positive=True)
+    burn_in: float = setting(0.8, "share of a client's local training before its first sample", least=0.0, most=1.0)
+    warm_up: int = setting(0, "rounds of FedAvg before the first posterior samples", least=0)
+    server_lr: float = setting(1.0, "the server's step on the averaged delta", positive=True)
+    server_momentum: float = setting(0.0, "momentum of the server's step", least=0.0, most=1.0)
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """The initial network, a server at rest, no round done."""

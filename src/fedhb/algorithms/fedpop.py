@@ -28,7 +28,7 @@ around the initial head instead of N(0, 1).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -42,6 +42,7 @@ from fedhb.clients import Clients
 from fedhb.errors import InputError
 from fedhb.network import Weights
 from fedhb.seeding import Randomness, derive
+from fedhb.values import setting
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ class FedPop(FedAvg):
 
     name: ClassVar[str] = "fedpop"
     training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
-    update: str = field(default="full", metadata={"help": "what is learnt: body, or full (and the mean mu_z of the heads)"})
-    prior_scale: float = field(default=0.1, metadata={"help": "s: deviation of the clients' heads around mu_z"})
-    head_epochs: int = field(default=4, metadata={"help": "epochs of a chain"})
-    burn_in: float = field(default=0.5, metadata={"help": "share of a chain that is dropped"})
-    num_heads: int = field(default=5, metadata={"help": "heads kept of a chain"})
-    noise: float = field(default=1.0, metadata={"help": "multiplies the chain's noise: 1 samples the posterior, 0 only climbs"})
+    update: str = setting("full", "what is learnt: body, or full (and the mean mu_z of the heads)", choices=("body", "full"))
+    prior_scale: float = setting(0.1, "s: deviation of the clients' heads around mu_z", positive=True)
+    head_epochs: int = setting(4, "epochs of a chain", positive=True)
+    burn_in: float = setting(0.5, "share of a chain that is dropped", least=0.0, most=1.0)
+    num_heads: int = setting(5, "heads kept of a chain", positive=True)
+    noise: float = setting(1.0, "multiplies the chain's noise: 1 samples the posterior, 0 only climbs", least=0.0)
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """The initial network."""

@@ -7,7 +7,7 @@ as a proximal step (local.py), so any mu is stable. Sent: d down, d up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from fedhb.algorithms.base import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.proximal import Pull
+from fedhb.values import setting
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    mu: float = field(default=0.01, metadata={"help": "strength of the pull towards the received weights"})
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    mu: float = setting(0.01, "strength of the pull towards the received weights", least=0.0)
 
     def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:
         """mu/2 ||w - w_received||^2 on what is sent; a head that stays at home is not penalised."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,20 +49,20 @@ from fedhb.algorithms.proximal import Pull
 from fedhb.clients import Clients
 from fedhb.network import Weights
 from fedhb.seeding import SERVER, Randomness
+from fedhb.values import setting
 
 
 @dataclass(frozen=True)
 class Hierarchical(Stateless, ABC):
     """Base of the hierarchical Bayesian algorithms. `kl_weight` tempers every KL term of the objective (1: the ELBO itself)."""
 
-    kl_weight: float = field(default=1.0, metadata={"help": "multiplies the KL terms; 1 is the ELBO itself"})
-    begin: str = field(
-        default="global",
-        metadata={"help": "clients begin at the global value, or at their own last iterate: global or last"},
+    kl_weight: float = setting(1.0, "multiplies the KL terms; 1 is the ELBO itself", least=0.0)
+    begin: str = setting(
+        "global", "clients begin at the global value, or at their own last iterate: global or last", choices=("global", "last")
     )
 
-    average: float = field(
-        default=0.0, metadata={"help": "share of the last steps of a personalisation whose weights are averaged: 0 for none"}
+    average: float = setting(
+        0.0, "share of the last steps of a personalisation whose weights are averaged: 0 for none", least=0.0, most=1.0
     )
 
     p_do = 1.0

@@ -21,7 +21,7 @@ Sent: nothing. That models reach the server is for the sake of evaluation, and n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -43,6 +43,7 @@ from fedhb.algorithms.sums import SHARED, shared_parts, summarise_shared
 from fedhb.clients import Clients
 from fedhb.network import Weights
 from fedhb.seeding import SERVER, Randomness
+from fedhb.values import setting
 
 MODEL = ("theta", *SHARED)
 
@@ -54,8 +55,8 @@ class LocalOnly(Stateless):
     name: ClassVar[str] = "local"
     sends: ClassVar[bool] = False
     training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    num_models: int = field(default=50, metadata={"help": "M, local models whose predictions the global one averages"})
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    num_models: int = setting(50, "M, local models whose predictions the global one averages", positive=True)
 
     def initial(self, problem: Problem, count: int) -> Arrays:
         """The initial network `count` times: theta, the head where it is trained, buffers."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +39,7 @@ from fedhb.clients import Clients
 from fedhb.likelihood import Categorical
 from fedhb.network import Weights
 from fedhb.seeding import SERVER, Randomness
+from fedhb.values import setting
 
 SAMPLE = 100  # examples by which a client finds the prototype to begin at
 ALIVE = 1e-6  # the mean responsibility that makes a prototype alive in a round
@@ -51,17 +52,15 @@ class Mixture(Hierarchical):
     name: ClassVar[str] = "mixture"
     private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    begin: str = field(
-        default="global", metadata={"help": "where clients begin: global (the centre), last, or nearest (prototype)"}
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    begin: str = setting(
+        "global", "where clients begin: global (the centre), last, or nearest (prototype)", choices=("global", "last", "nearest")
     )
-    num_prototypes: int = field(default=2, metadata={"help": "K"})
-    sigma2: float = field(default=1.0, metadata={"help": "variance of a client's weights around its prototype"})
-    noise: float = field(default=1e-3, metadata={"help": "prototypes begin at the initial network plus noise of this deviation"})
-    patience: int = field(default=30, metadata={"help": "rounds without clients after which a prototype starts again"})
-    shrink: bool = field(
-        default=False, metadata={"help": "the prior N(0, I) on prototypes, sigma2 / N in the M-step, as printed"}
-    )
+    num_prototypes: int = setting(2, "K", positive=True)
+    sigma2: float = setting(1.0, "variance of a client's weights around its prototype", positive=True)
+    noise: float = setting(1e-3, "prototypes begin at the initial network plus noise of this deviation", least=0.0)
+    patience: int = setting(30, "rounds without clients after which a prototype starts again", least=0)
+    shrink: bool = setting(False, "the prior N(0, I) on prototypes, sigma2 / N in the M-step, as printed")
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """Prototypes at one network plus small noise (equal ones would stay equal, far ones would die); gate = the body."""

@@ -20,7 +20,7 @@ Sent: 2d down (m0, V0), d up (m_i); per layer d down and d up, and a few numbers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -39,6 +39,7 @@ from fedhb.algorithms.sums import average_shared, blocks, differences, shared_pa
 from fedhb.clients import Clients
 from fedhb.likelihood import check_sample
 from fedhb.seeding import Randomness
+from fedhb.values import setting
 
 TINY = 1e-12
 """Stands for lambda0 = 0 in the KL of q(phi), whose constant is infinite for a flat prior on mu."""
@@ -51,22 +52,21 @@ class NIW(Bounded, Hierarchical):
     name: ClassVar[str] = "niw"
     private: ClassVar[bool] = True
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    num_samples: int = field(default=0, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at m0"})
-    p_do: float = field(default=0.999, metadata={"help": "probability that a column is KEPT by the clients' dropout"})
-    eps: float = field(default=1e-4, metadata={"help": "width of the clients' spikes; not per layer"})
-    lambda0: float = field(default=0.0, metadata={"help": "prior count on mu, a pull to zero; 1 (printed) for batch_norm=batch"})
-    relax: bool = field(default=True, metadata={"help": "per layer: a longer server's step while successive steps agree"})
-    along: bool = field(default=True, metadata={"help": "with relax: a step as if mu had gone along with the clients"})
-    same_steps: bool = field(default=True, metadata={"help": "per layer: with few examples personalise for more epochs (few.py)"})
-    prior_scale: float = field(
-        default=1.0, metadata={"help": "Sigma_0 = prior_scale^2 I; per layer what is there before u is learned"}
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    num_samples: int = setting(0, "S, networks sampled for a global prediction; 0 predicts at m0", least=0)
+    p_do: float = setting(0.999, "probability that a column is KEPT by the clients' dropout", least=0.0, most=1.0)
+    eps: float = setting(1e-4, "width of the clients' spikes; not per layer", least=0.0)
+    lambda0: float = setting(0.0, "prior count on mu, a pull to zero; 1 (printed) for batch_norm=batch", least=0.0)
+    relax: bool = setting(True, "per layer: a longer server's step while successive steps agree")
+    along: bool = setting(True, "with relax: a step as if mu had gone along with the clients")
+    same_steps: bool = setting(True, "per layer: with few examples personalise for more epochs (few.py)")
+    prior_scale: float = setting(1.0, "Sigma_0 = prior_scale^2 I; per layer what is there before u is learned", positive=True)
+    dof: Literal["full", "per_coordinate", "per_layer"] = setting(
+        "per_layer",
+        "one NIW of dimension d, d of 1, or one a tensor: full, per_coordinate or per_layer",
+        choices=("full", "per_coordinate", "per_layer"),
     )
-    dof: Literal["full", "per_coordinate", "per_layer"] = field(
-        default="per_layer",
-        metadata={"help": "one NIW of dimension d, d of 1, or one a tensor: full, per_coordinate or per_layer"},
-    )
-    precision: str = field(default="mode", metadata={"help": "of the prior, at q(phi)'s mode or in the mean; not per layer"})
+    precision: str = setting("mode", "of the prior, at q(phi)'s mode or in the mean; not per layer", choices=("mode", "mean"))
 
     def _dim(self, problem: Problem) -> int:
         return problem.network.num_params if self.dof == "full" else 1

@@ -28,7 +28,7 @@ each of w, not 5; q_i - w remembered, not q_i; rho0 -6, not -3: real noise must 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -51,6 +51,7 @@ from fedhb.algorithms.pairs import Pair, spread
 from fedhb.algorithms.sums import SHARED, average_shared, differences, shared_parts, step, summarise_shared
 from fedhb.clients import Clients
 from fedhb.seeding import SERVER, Randomness
+from fedhb.values import setting
 
 NAMES = {"theta": ("mu", "rho"), "head": ("head", "head_rho")}
 """What mean and rho of the body and of the head are called in what is sent and remembered."""
@@ -62,10 +63,10 @@ class PFedBayes(Stateless):
 
     name: ClassVar[str] = "pfedbayes"
     training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = field(default="full", metadata={"help": "what is trained: body, or full (body and head)"})
-    zeta: float = field(default=10.0, metadata={"help": "weight of KL(q_i || w); 1 is the paper's ELBO, large FedAvg, 0 no w"})
-    rho0: float = field(default=-6.0, metadata={"help": "rho before round 1: weights deviate by softplus(rho), 0.0025 for -6"})
-    num_samples: int = field(default=1, metadata={"help": "networks sampled for a prediction; 0 predicts at the mean"})
+    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    zeta: float = setting(10.0, "weight of KL(q_i || w); 1 is the paper's ELBO, large FedAvg, 0 no w", least=0.0)
+    rho0: float = setting(-6.0, "rho before round 1: weights deviate by softplus(rho), 0.0025 for -6", least=-30.0, most=5.0)
+    num_samples: int = setting(1, "networks sampled for a prediction; 0 predicts at the mean", least=0)
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """w around the initial network."""
