@@ -25,8 +25,8 @@ from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, batch_
 from fedhb.algorithms import Plan, build
 from fedhb.api import save_personal
 from fedhb.clients import Clients, Share
-from fedhb.engine.folder import sealed
 from fedhb.errors import DivergedError, InputError
+from fedhb.files import sealed
 from fedhb.likelihood import GaussianRegression
 from fedhb.models import LEAST_DEVIATION
 
@@ -797,6 +797,59 @@ def test_a_run_is_not_resumed_on_inputs_that_were_changed(split, tmp_path):
         again = fit(net, after, fedhb.FedAvg(), resume=True, **options)
         assert again.result["global"] != first.result["global"]
         assert again.result["global"] == fit(net, after, fedhb.FedAvg(), rounds=2).result["global"]
+
+
+def test_a_personal_model_takes_no_folder_that_holds_something(tmp_path):
+    run = fit(out=tmp_path / "run")
+    mine = run.personalise(*arrays()[0])
+    with pytest.raises(InputError, match="run is not empty: give a new folder"):
+        save_personal(tmp_path / "run", tmp_path / "run", mine)
+    assert isinstance(fedhb.load(tmp_path / "run", model=mlp(torch.float32)), fedhb.Run)
+    save_personal(tmp_path / "mine", tmp_path / "run", mine)
+    assert isinstance(fedhb.load(tmp_path / "mine", model=mlp(torch.float32)), fedhb.Personal)
+
+
+def test_inputs_of_every_kind_are_taken():
+    run, x = fit(), torch.from_numpy(X).float()
+    expected = run.predict(X)
+    read_only = X.astype(np.float32)
+    read_only.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in (x.clone().requires_grad_(), x.double(), read_only, X[::-1][::-1], X.tolist()):
+            np.testing.assert_array_equal(run.predict(given), expected)
+        np.testing.assert_allclose(run.predict(x.bfloat16()), expected, atol=0.02)
+        images = np.random.default_rng(0).integers(0, 256, (4, FEATURES), dtype=np.uint8)
+        np.testing.assert_array_equal(run.predict(images[:, ::-1]), run.predict(images[:, ::-1].copy()))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda run: fedhb.fit(mlp(torch.float32), [(X, X)]), r"clients is a list: give fedhb.Clients"),
+        (lambda run: run.evaluate(clients(), "tset"), r"split='tset': give one that the clients have"),
+        (lambda run: run.evaluate(clients(), "validation"), r"split='validation': give one that the clients have"),
+        (lambda run: run.personalise(*arrays()[0], epochs=1.5), r"epochs=1.5: give a positive whole number"),
+    ],
+)
+def test_what_makes_no_sense_at_the_front_door_is_told(call, says):
+    with pytest.raises(InputError, match=says):
+        call(fit())
+
+
+def test_whole_epochs_may_be_of_any_type():
+    run, (x, y) = fit(), arrays()[0]
+    np.testing.assert_array_equal(run.personalise(x, y, epochs=2.0).predict(X), run.personalise(x, y, epochs=2).predict(X))
+
+
+def test_an_algorithm_cannot_ask_for_single_answers():
+    @dataclass(frozen=True)
+    class Asks(fedhb.FedAvg):
+        name = "asks"
+        gathers = True
+
+    with pytest.raises(InputError, match=r"asks.gathers: only filters see single answers"):
+        fit(None, None, Asks())
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):

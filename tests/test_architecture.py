@@ -14,7 +14,7 @@ ROOT = Path(fedhb.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 
 LAYERS = (
-    ("errors", "seeding", "values", "checks"),
+    ("errors", "seeding", "values", "checks", "files"),
     ("data",),
     ("clients",),
     ("partition",),

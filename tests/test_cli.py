@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedhb.engine.loop
 from fedhb import cli
 from fedhb.algorithms import NIW, FedBABU
 from fedhb.cli_show import comparison_table
+from fedhb.errors import InputError
 from fedhb.experiment import train
+from fedhb.models import make_model
 from fedhb.settings import Settings
 
 SMALL = ["--num-clients", "10", "--shards-per-client", "3", "--fraction", "0.5", "--rounds", "4", "--checkpoint-every", "2"]
@@ -118,6 +121,44 @@ def test_train_and_compare_give_each_algorithm_its_own_training(run, tmp_path, m
     assert found == {"t": 0.02, "c/niw-seed0": 0.1, "c/fedbabu-seed0": 0.02}
     t, c, d = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("t", "c/fedbabu-seed0", "d/fedbabu-seed0"))
     assert t["global"] == c["global"] != d["global"]
+
+
+def test_a_run_that_diverges_does_not_keep_the_others_from_being_run(run, tmp_path):
+    code, printed = run("compare", *SMALL, "--lr", "1e30", "--algorithms", "fedavg", "--seeds", "0", "--out", "none")
+    assert code == 1 and "every run diverged" in printed
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/chosen.toml").write_text(
+        "[fedavg.training]\nlr = 1e30\n[fedavg.settings]\n[fedbabu.training]\nlr = 0.1\n[fedbabu.settings]\n"
+    )
+    order = ["--algorithms", "fedavg,fedbabu", "--seeds", "0,1", "--tuned", "own/chosen.toml", "--out", "c"]
+    for more in ([], ["--resume"]):
+        code, printed = run("compare", *SMALL, *order, *more)
+        assert code == 1 and "fedavg-seed0: round" in printed and "2 of 4 runs diverged" in printed
+        kept = json.loads((tmp_path / "c/comparison.json").read_text())
+        assert [row["algorithm"] for row in kept["rows"]] == ["fedbabu"] and kept["rows"][0]["seeds"] == [0, 1]
+        assert set(kept["diverged"]) == {"fedavg-seed0", "fedavg-seed1"}
+
+
+def test_a_failed_prediction_leaves_the_last_one(run, tmp_path, monkeypatch):
+    assert run("train", *SMALL, "--out", "x")[0] == 0
+    np.save(tmp_path / "in.npy", fedhb.data.load("digits").test.x[:5])
+    assert run("predict", "x", "in.npy", "--out", "p.npz")[0] == 0
+    before = (tmp_path / "p.npz").read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedhb.files.os.fsync", full)
+    code, printed = run("predict", "x", "in.npy", "--out", "p.npz")
+    assert code == 1 and "No space left" in printed
+    assert (tmp_path / "p.npz").read_bytes() == before and sorted(p.name for p in tmp_path.glob("*p.npz*")) == ["p.npz"]
+
+
+def test_brackets_in_a_path_are_told(run, tmp_path):
+    code, printed = run("train", *SMALL, "--out", "runs/[try 2]")
+    assert code == 0 and "results in runs/[try 2]" in printed
+    code, printed = run("report", "runs/[try 2]")
+    assert code == 0 and "[try 2]" in printed
 
 
 def test_compare_predict_personalise(run, tmp_path):
@@ -392,6 +433,21 @@ def test_bad_data_files(run, tmp_path, monkeypatch):
 def test_divergence_is_a_failure(run, tmp_path):
     code, printed = run("train", *SMALL, "--algorithm", "fedavg", "--lr", "1e30", "--out", "x")
     assert code == 1 and "lower the learning rate" in printed
+
+
+def test_what_is_wrong_inside_a_factory_is_told_as_it_is(tmp_path, monkeypatch):
+    """Its own errors, with their place: only a call that it does not take is the user's of the command."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mynets.py").write_text(
+        "import torch\n"
+        "def wrong(shape, outputs, depth=1):\n    return len(3)\n"
+        "def right(shape, outputs, depth=1):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, outputs))\n"
+    )
+    with pytest.raises(TypeError, match="has no len"):
+        make_model("mynets:wrong", (1, 8, 8), 10, {})
+    with pytest.raises(InputError, match=r"model 'mynets:right' does not take these options .*'width'"):
+        make_model("mynets:right", (1, 8, 8), 10, {"width": 2})
+    assert make_model("mynets:right", (1, 8, 8), 10, {"depth": 2})(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_a_users_own_model_and_regression(run, tmp_path):

@@ -140,3 +140,35 @@ def test_a_live_table_shows_private_runs_and_regressions_too():
         row.on_round({"loss": loss, "score": score}, State({}, done=done))
         cells = [list(column.cells) for column in shown._table().columns]
         assert [str(c[0]) for c in cells[1:4]] == [f"round {done}/3", *says, *([""] * (2 - len(says)))]
+
+
+def test_numbers_that_come_later_have_a_column_too(tmp_path):
+    log = loggers.CsvLog(tmp_path / "x")
+    log.on_start(0, 3)
+    for record in ({"round": 1, "a": 1.0}, {"round": 2, "a": 2.0, "b": 5.0}, {"round": 3, "b": 6.0}):
+        log.on_round(record, State({}))
+    assert lines_of(tmp_path / "x/log.csv") == [
+        {"round": "1", "a": "1.0", "b": ""},
+        {"round": "2", "a": "2.0", "b": "5.0"},
+        {"round": "3", "a": "", "b": "6.0"},
+    ]
+
+
+def test_loggers_are_told_what_is_spent_of_privacy(tmp_path):
+    pytest.importorskip("dp_accounting")
+    chosen = settings(dp_noise=1.0, rounds=2)
+    train(chosen, tmp_path / "x", progress=False, callbacks=loggers.make(["csv"], tmp_path / "x"))
+    records = [json.loads(line) for line in (tmp_path / "x/rounds.jsonl").read_text().splitlines()]
+    assert [float(row["epsilon"]) for row in lines_of(tmp_path / "x/log.csv")] == [record["epsilon"] for record in records]
+
+
+def test_a_callback_of_no_class_of_ours_may_lack_what_it_does_not_need(tmp_path):
+    class Counts:
+        rounds = 0
+
+        def on_round(self, record, state):
+            self.rounds += 1
+
+    counts = Counts()
+    train(settings(rounds=2), tmp_path / "x", progress=False, callbacks=[counts])
+    assert counts.rounds == 2 and isinstance(loggers.CsvLog(tmp_path), fedhb.Callback)

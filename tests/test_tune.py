@@ -166,6 +166,15 @@ def test_a_space_that_would_spoil_the_comparison_is_refused(tmp_path, change, sa
         run(path, ["niw"])
 
 
+@pytest.mark.parametrize(
+    "other", ["common = 'x'", "cells = 3", "[cells]\none = 4\nseeds = {}", "this is no TOML", "seeds = ['a', 1.5]"]
+)
+def test_a_neighbour_that_is_no_experiment_is_passed_over(tmp_path, other):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/settings.toml").write_text(other)
+    assert tune.Space.read(write(tmp_path)).content["trials"] == 4
+
+
 def test_a_method_without_a_space_is_refused(tmp_path):
     with pytest.raises(InputError, match="no space for 'fedprox'"):
         run(write(tmp_path), ["fedprox"])

@@ -17,18 +17,19 @@ from torch import nn
 
 from fedhb import algorithms
 from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
-from fedhb.clients import Clients
+from fedhb.clients import SPLITS, Clients
 from fedhb.conduct import Job, claim, conduct, mechanism, top_settings
 from fedhb.defence import Defence
 from fedhb.engine import checkpoint
 from fedhb.engine.choose import Automatic
-from fedhb.engine.folder import EVALUATED, EVALUATION, SETTINGS, RunFolder, sealed
+from fedhb.engine.folder import EVALUATED, EVALUATION, SETTINGS, RunFolder
 from fedhb.engine.keeper import fingerprint_of
 from fedhb.engine.loop import Callback, State, Training
 from fedhb.engine.schedule import cohort_size
 from fedhb.errors import InputError
 from fedhb.evaluation.ledger import Ledger, mark_of
 from fedhb.evaluation.observe import Observer
+from fedhb.files import check_unused, sealed
 from fedhb.likelihood import Likelihood
 from fedhb.models import check_model, check_single, default_likelihood
 from fedhb.network import Network
@@ -103,6 +104,8 @@ def fit(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model={model!r}: give a torch module itself, not its class or its name")
+    if not isinstance(clients, Clients):
+        raise InputError(f"clients is a {type(clients).__name__}: give fedhb.Clients, such as Clients.from_arrays([(x, y), ...])")
     if not isinstance(callbacks, Sequence):
         raise InputError(f"callbacks={callbacks!r}: give a list of them")
     if resume and out is None:
@@ -117,7 +120,7 @@ def fit(
     check_device(device)
     if unseen is not None:
         as_inputs(unseen[1], tuple(clients.train.x.shape[1:]))  # before training: a wrong shape should not cost an hour
-    if evaluate_on not in (None, "train", "validation", "test"):
+    if evaluate_on not in (None, *SPLITS):
         raise InputError(f"evaluate_on={evaluate_on!r}: choose train, validation, test or None")
     if evaluate_on and not clients.has(evaluate_on):
         if evaluate_on != "test":
@@ -285,8 +288,9 @@ def check_device(device: str) -> None:
 
 
 def save_personal(path: str | os.PathLike[str], run: str | os.PathLike[str], personal: Personal) -> None:
-    """Keep a personalised model in a folder of its own, which needs nothing of the run it came from."""
+    """Keep a personalised model in a folder of its own, new or empty, which needs nothing of the run it came from."""
     folder = RunFolder(path)
+    check_unused(folder.path, "give a new folder for a personal model")
     record = RunFolder(run).read_json("problem.json", required=True)
     arrays = {PERSONAL: personal.posterior.arrays(), CONSTANTS: personal.posterior.problem.network.constants()}
     files = {name: checkpoint.write_arrays(folder.path / name, content) for name, content in arrays.items()}

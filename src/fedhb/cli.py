@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import io
 import os
 import signal
 import sys
@@ -25,7 +25,7 @@ from fedhb import cli_data, cli_deploy, cli_paper, cli_report
 from fedhb.cli_options import LogOption, ModelOption, SetOption, TunedOption, with_settings
 from fedhb.cli_show import NOTHING, comparison_table, one_line, show_result
 from fedhb.engine import memory
-from fedhb.errors import InputError, Stopped
+from fedhb.errors import DivergedError, InputError, Stopped
 from fedhb.settings import ALGORITHMS, Settings, own_tables, read_chosen, read_toml, untaken
 from fedhb.values import did_you_mean
 
@@ -68,12 +68,12 @@ def train(
     try:
         run = run_training(chosen, folder, resume, callbacks=make(log or (), folder), flags=flags, about=note)
     except KeyboardInterrupt:
-        errors.print(f"\nstopped; go on with the same command and [bold]--out {folder} --resume[/bold]")
+        errors.print(f"\nstopped; go on with the same command and [bold]--out {escape(str(folder))} --resume[/bold]")
         raise
     if before is not None and before == bytes_of(folder / "result.json"):
-        console.print(f"{folder} was finished already: nothing to do")
+        console.print(f"{folder} was finished already: nothing to do", markup=False)
     show_result(console, run.result)
-    console.print(f"results in {folder}; a page of them: fedhb report {folder}", highlight=False)
+    console.print(f"results in {folder}; a page of them: fedhb report {folder}", highlight=False, markup=False)
 
 
 @app.command()
@@ -139,17 +139,23 @@ def compare(
 
     try:
         with shown or contextlib.nullcontext():
-            rows = run_comparison(each, numbers, out, resume, finished, told, progress=shown is None, flags=flags)
+            rows, diverged = run_comparison(each, numbers, out, resume, finished, told, progress=shown is None, flags=flags)
     except KeyboardInterrupt:
         errors.print("\nstopped; go on with the same command and [bold]--resume[/bold]")
         raise
+    for run, why in diverged.items():
+        note(f"{run}: {why}")
+    if not rows:
+        raise DivergedError("every run diverged: lower the learning rate (--lr)")
     name = Path(chosen.data).stem if chosen.data else chosen.dataset
     console.print(
         comparison_table(rows, f"{name}, {chosen.rounds} rounds, seeds {','.join(map(str, numbers))}, {chosen.evaluate_on} data")
     )
     if "global" not in rows[0]:
         console.print(NOTHING)
-    console.print(f"runs in {out}; a page of them: fedhb report {out}", highlight=False)
+    console.print(f"runs in {out}; a page of them: fedhb report {out}", highlight=False, markup=False)
+    if diverged:
+        raise DivergedError(f"{len(diverged)} of {len(labels)} runs diverged, and have no part in the means")
 
 
 @app.command()
@@ -179,14 +185,14 @@ def predict(
     prediction = trained.predict(x)
     if prediction.ndim == 2:
         entropy = -(prediction * np.log(np.clip(prediction, 1e-38, None))).sum(1)
-        np.savez(target, probabilities=prediction, entropy=entropy)
+        write_npz(target, probabilities=prediction, entropy=entropy)
         about = f"mean confidence {prediction.max(1).mean():.3f}, mean entropy {entropy.mean():.3f} nats"
     else:
         mean, deviation = prediction[:, 0], np.sqrt(prediction[:, 1])
         entropy = (0.5 * np.log(2 * np.pi * np.e) + np.log(deviation)).sum(-1)
-        np.savez(target, mean=mean, deviation=deviation, entropy=entropy)
+        write_npz(target, mean=mean, deviation=deviation, entropy=entropy)
         about = f"mean deviation {deviation.mean():.4g}"
-    console.print(f"{len(prediction)} predictions in {target}; {about}", highlight=False)
+    console.print(f"{len(prediction)} predictions in {target}; {about}", highlight=False, markup=False)
 
 
 @app.command()
@@ -204,7 +210,7 @@ def personalise(
     from fedhb.api import load, save_personal
     from fedhb.clients import targets
     from fedhb.data import read_npz
-    from fedhb.engine.folder import unused
+    from fedhb.files import check_unused
     from fedhb.run import Run
 
     trained = load(run, model)
@@ -216,12 +222,12 @@ def personalise(
         raise InputError(f"{data} holds rows of {len(holders)} clients ({', '.join(holders[:3])}, ...): give those of one")
     warn_unfinished(run, trained)
     folder = out or run / "personalised" / data.stem
-    unused(folder, "choose another --out")
+    check_unused(folder, "choose another --out")
     if len(mine.test):
         trained.check_targets(mine.test.y)  # before the model is made: a wrong one should not cost it
     personal = trained.personalise(mine.train.x, mine.train.y, epochs=epochs, lr=lr)
     save_personal(folder, run, personal)
-    console.print(f"personalised on {len(mine.train)} examples; the model is in {folder}", highlight=False)
+    console.print(f"personalised on {len(mine.train)} examples; the model is in {folder}", highlight=False, markup=False)
     if len(mine.test):
         y, likelihood = targets(mine.test.y), trained.problem.likelihood
         table = Table(
@@ -233,6 +239,17 @@ def personalise(
             metrics = likelihood.metrics(torch.from_numpy(predictor.predict(mine.test.x)), y)
             table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
         console.print(table)
+
+
+def write_npz(path: Path, **arrays: Any) -> None:
+    """Arrays as a file of numpy's, written whole: what was there before is not lost to a full disk."""
+    import numpy as np
+
+    from fedhb.files import write_atomically
+
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    write_atomically(path, content.getvalue())
 
 
 def note(text: str) -> None:
@@ -292,6 +309,7 @@ def bench(
 
     from fedhb.bench import check_names, tables
     from fedhb.bench import run as run_benchmark
+    from fedhb.files import as_json, write_atomically
 
     names = check_names(works or ())  # at once: what follows imports torch and takes minutes
     if json_file is not None and not json_file.parent.is_dir():
@@ -308,8 +326,8 @@ def bench(
     for table in tables(results):
         console.print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        console.print(f"results in {json_file}", highlight=False)
+        write_atomically(json_file, as_json(results))
+        console.print(f"results in {json_file}", highlight=False, markup=False)
 
 
 cli_paper.register(app, console, errors)

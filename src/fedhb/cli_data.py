@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -28,7 +29,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         table = Table("data set", "here", "where, or how to get it")
         for entry in status():
             about = entry.where if entry.present else f"missing {files.listed(entry.missing)}\n{entry.remedy}"
-            table.add_row(entry.name, "yes" if entry.present else "no", about)
+            table.add_row(entry.name, "yes" if entry.present else "no", escape(about))
         console.print(table)
         console.print("your own data: --data FILE.npz with x, y, and optionally client and split", highlight=False)
 
@@ -38,7 +39,9 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         from fedhb.data import load
 
         dataset = load(name, download=True)
-        console.print(f"{name}: {len(dataset.train)} training and {len(dataset.test)} test examples", highlight=False)
+        console.print(
+            f"{name}: {len(dataset.train)} training and {len(dataset.test)} test examples", highlight=False, markup=False
+        )
 
     @commands.command()
     def make(
@@ -58,7 +61,9 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             raise
         finally:
             shown.close()
-        console.print(f"{name} is in {folder}; check it with: sha256sum -c {files.SUMS}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{name} is in {folder}; check it with: sha256sum -c {files.SUMS}", highlight=False, soft_wrap=True, markup=False
+        )
 
 
 class Making:
@@ -79,7 +84,7 @@ class Making:
         self.done[name] = self.done.get(name, 0) + more
         self.bar.update(self.task, description=name, total=total, advance=more)
         if not self.console.is_terminal and self.done[name] == total // len(CORRUPTIONS):
-            self.console.print(f"{name}: done, {sum(self.done.values())} of {total} images", highlight=False)
+            self.console.print(f"{name}: done, {sum(self.done.values())} of {total} images", highlight=False, markup=False)
 
     def close(self) -> None:
         """Take the bar away."""

@@ -47,7 +47,9 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
 
         chosen = resolve(settings, flags, set_, nodes)
         files.init(folder, nodes, host or ["127.0.0.1"], port, chosen)
-        console.print(f"{folder}: app, settings.toml, run.toml, certificates and {nodes} node keys", highlight=False)
+        console.print(
+            f"{folder}: app, settings.toml, run.toml, certificates and {nodes} node keys", highlight=False, markup=False
+        )
         console.print(
             f"try it here: fedhb deploy up {folder} --nodes {nodes}; on several machines: docs/deployment.md", highlight=False
         )
@@ -75,7 +77,9 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         Rules(nodes=nodes, **rules)
         values = {"nodes": nodes, "out": str((out or folder / "run").absolute()), "resume": resume, **rules}
         path = files.write_run_config(folder, chosen, values)
-        console.print(f"{path}: start it with flwr run {folder}/app fedhb --run-config {path} --stream", highlight=False)
+        console.print(
+            f"{path}: start it with flwr run {folder}/app fedhb --run-config {path} --stream", highlight=False, markup=False
+        )
 
     @deploy.command()
     @with_settings
@@ -108,7 +112,7 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         target = (out or folder / "run").absolute()
         claim(target, resume)
         if resume and (done := finished(target, chosen)) is not None:
-            console.print(f"{target} was finished already: nothing to do", highlight=False)
+            console.print(f"{target} was finished already: nothing to do", highlight=False, markup=False)
             show(done)
             return
         if not file.exists():
@@ -133,7 +137,7 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         values = {"nodes": nodes, "out": str(target), "resume": resume, **rules}
         end_in_order()
         try:
-            result = run_up(folder, chosen, values, configs, lambda text: errors.print(text), on_round)
+            result = run_up(folder, chosen, values, configs, lambda text: errors.print(text, markup=False), on_round)
         except KeyboardInterrupt:
             words = ["fedhb", "deploy", "up", folder, "--nodes", nodes, *(["--out", out] if out else []), *as_flags(rules)]
             again = escape(shlex.join(map(str, [*words, "--resume"])))
@@ -143,7 +147,9 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
             bar.on_end()
         show(result)
         console.print(pace(state["records"]), highlight=False)
-        console.print(f"results in {target}; the same run in one process: fedhb train {folder}/settings.toml", highlight=False)
+        console.print(
+            f"results in {target}; the same run in one process: fedhb train {folder}/settings.toml", highlight=False, markup=False
+        )
 
 
 def need_flower() -> None:

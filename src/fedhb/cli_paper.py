@@ -67,7 +67,9 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
                 raise InputError(f"{name}: nothing of this is recorded by the present settings: leave out --again")
             keys = [record["key"] for record in valid]
             console.print(differences(valid, run_all(second(experiment, keys), keys, jobs, errors).records))
-            console.print(f"{len(standing.records) - len(valid)} records by other settings were left out", highlight=False)
+            console.print(
+                f"{len(standing.records) - len(valid)} records by other settings were left out", highlight=False, markup=False
+            )
             return
         done = f"{len(keys) - len(standing.missing)} of {len(keys)} records are there"
         errors.print(f"{name}: {done}{stale_words(standing)}", highlight=False, markup=False, soft_wrap=True)
@@ -119,7 +121,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         )
         if not content.own_data:
             for text in tuning.differences(read_toml(chosen)):
-                console.print(f"not the default of the code yet: {text}", highlight=False)
+                console.print(f"not the default of the code yet: {text}", highlight=False, markup=False)
 
 
 def overview(folder: Path) -> Table:
@@ -190,7 +192,7 @@ def draw(experiment: Any, errors: Console) -> None:
         errors.print(str(error), highlight=False, markup=False)
         return
     if paths:
-        errors.print(f"{len(paths)} figures in {experiment.path / 'figures'}", highlight=False, soft_wrap=True)
+        errors.print(f"{len(paths)} figures in {experiment.path / 'figures'}", highlight=False, soft_wrap=True, markup=False)
 
 
 def chosen_rows(printed: list[dict[str, Any]], keys: Any) -> list[dict[str, Any]]:

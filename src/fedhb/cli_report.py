@@ -35,4 +35,6 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             methods = write(runs, target, lambda text: status.update(text))
         count = sum(len(method.runs) for method in methods)
         size = target.stat().st_size / 1e6
-        console.print(f"{target}: {count} run{'s' if count > 1 else ''}, {size:.1f} MB; open it in a browser", highlight=False)
+        console.print(
+            f"{target}: {count} run{'s' if count > 1 else ''}, {size:.1f} MB; open it in a browser", highlight=False, markup=False
+        )

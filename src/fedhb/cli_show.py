@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 NOTHING = "the clients have no test examples: nothing was evaluated"
@@ -26,7 +27,7 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
     each = next(values for key, values in result["per_client"].items() if key != "client")
     missing = sum(value is None for value in each)
     over = f"{len(each) - missing} of {len(each)} clients, those with {result['split']} data" if missing else ""
-    title = f"{what}: mean over {over or 'clients, ' + result['split'] + ' data'}"
+    title = f"{escape(what)}: mean over {over or 'clients, ' + result['split'] + ' data'}"
     table = Table("", *result["global"], title=title)
     for label, metrics in rows:
         table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
@@ -34,7 +35,9 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
     if "coverage" in result["global"]:
         from fedhb.likelihood import GaussianRegression  # here: it imports torch
 
-        console.print(f"coverage: the share of targets in their {GaussianRegression.level:.0%} intervals", highlight=False)
+        console.print(
+            f"coverage: the share of targets in their {GaussianRegression.level:.0%} intervals", highlight=False, markup=False
+        )
     if result.get("privacy"):
         spent = result["privacy"]
         console.print(
@@ -66,7 +69,7 @@ def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
     metrics = [(task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]]
     rivals = {task: [row for row in rows if competes(row["algorithm"], task)] or rows for task, _ in metrics}
     best = {(task, m): best_of(m, [row[task][m]["mean"] for row in rivals[task]]) for task, m in metrics}
-    table = Table("algorithm", title=title, caption=remembered(row["algorithm"] for row in rows if metrics) or None)
+    table = Table("algorithm", title=escape(title), caption=remembered(row["algorithm"] for row in rows if metrics) or None)
     for task, m in metrics:
         table.add_column(f"{task.replace('_', ' ')}\n{m}", justify="right")
     table.add_column("training\nseconds", justify="right")

@@ -22,6 +22,9 @@ from fedhb.errors import InputError
 MOST_ID = 10**18
 """Ids of clients are smaller: they are numbers of 64 bits, and names of files."""
 
+SPLITS = ("train", "validation", "test")
+"""What a client may hold."""
+
 AUGMENTED = ("cifar-100", "cifar-100-coarse", "cifar-100-c")
 """Data sets whose training images are cropped and flipped at random."""
 

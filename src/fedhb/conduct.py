@@ -19,11 +19,12 @@ from typing import Any, Protocol
 from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
 from fedhb.defence import Defence, defended
 from fedhb.engine import checkpoint
-from fedhb.engine.folder import EVALUATED, EVALUATION, SETTINGS, RunFolder, as_json, sealed, write_atomically
+from fedhb.engine.folder import EVALUATED, EVALUATION, SETTINGS, RunFolder
 from fedhb.engine.keeper import Keeper
-from fedhb.engine.loop import Callback, Executor, State, Training, run
+from fedhb.engine.loop import Callback, Executor, State, Training, run, tell
 from fedhb.engine.schedule import Draw, by_seed
 from fedhb.errors import InputError
+from fedhb.files import as_json, sealed, write_atomically
 from fedhb.privacy import Privacy, Private
 from fedhb.progress import RoundProgress
 from fedhb.run import Run, one_thread
@@ -223,7 +224,7 @@ def conduct(
         keeper = Keeper(folder, job.constants, job.fingerprint, checkpoint_every, rounds, result.records)
         executor = engine(state)
         shown = [RoundProgress(f"{job.algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
-        told = [*callbacks, *([_Spent(job.privacy)] if job.privacy else []), keeper, *shown]
+        told = [*([_Spent(job.privacy)] if job.privacy else []), *callbacks, keeper, *shown]
         try:
             run(job.problem, job.trained, job.draw, job.training, state, executor, told)
             result.watch = partial(tell, told, "evaluating")
@@ -257,12 +258,6 @@ class _Spent(Callback):
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Epsilon after this round."""
         record["epsilon"] = self.privacy.epsilon(state.done)
-
-
-def tell(callbacks: Sequence[Callback], what: str, *values: Any) -> None:
-    """Call this method of every callback that has it: one that is no subclass of `Callback` may have none."""
-    for callback in callbacks:
-        getattr(callback, what, lambda *_: None)(*values)
 
 
 def summary(result: Run, found: Mapping[str, Any], about: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedhb.engine.folder import write_atomically
 from fedhb.errors import InputError
 from fedhb.figures import Figure, Series
+from fedhb.files import write_atomically
 
 DASHES = {"solid": "-", "dashed": (0, (5, 2)), "dotted": (0, (1.5, 1.5))}
 MARKS = {"circle": "o", "rect": "s", "triangle": "^", "diamond": "D"}

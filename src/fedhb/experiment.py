@@ -19,10 +19,10 @@ from fedhb.checks import suspect_targets
 from fedhb.clients import Clients
 from fedhb.data.dataset import Dataset
 from fedhb.defence import Defence, defended
-from fedhb.engine.folder import as_json, unused, write_atomically
 from fedhb.engine.loop import Callback
 from fedhb.engine.schedule import cohort_size
-from fedhb.errors import InputError
+from fedhb.errors import DivergedError, InputError
+from fedhb.files import as_json, check_unused, write_atomically
 from fedhb.models import make_model
 from fedhb.privacy import Privacy, Private
 from fedhb.run import Run
@@ -207,29 +207,37 @@ def compare(
     callbacks: Callable[[str, int, Path], Sequence[Callback]] = lambda name, seed, folder: (),
     progress: bool = True,
     flags: Mapping[str, Any] | None = None,
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Every algorithm with its settings and every seed; each run in OUT/ALGORITHM-seedN, the table in OUT/comparison.json.
 
-    With `resume`, runs that are done are taken as they are, and one that was stopped goes on.
+    With `resume`, runs that are done are taken as they are, and one that was stopped goes on. A run that diverges does not keep
+    the others from being run: it has no part in the means, and is told at the end.
     `callbacks(algorithm, seed, folder)` are told of the rounds of a run; `flags` as in `make_clients`.
+
+    Returns:
+        A row for each algorithm, and what stopped the runs that diverged, by their folders' names.
     """
     runs = [replace(one, algorithm=name, seed=seed) for seed in seeds for name, one in settings.items()]
     for one in runs:  # before the first run: a wrong setting should not cost an hour
         algorithm_of(one)
-    unused(out, "go on with what is there (--resume), or choose another --out", resume)
+    check_unused(out, "go on with what is there (--resume), or choose another --out", resume)
     first = next(iter(settings.values()))
     dataset = data.read_npz(first.data) if first.data else data.load(first.dataset)
-    results = []
+    results, diverged = [], {}
     for one in runs:
-        folder = out / f"{one.algorithm}-seed{one.seed}"
-        told = callbacks(one.algorithm, one.seed, folder)
-        result = train(one, folder, resume, dataset, progress, told, flags).result
+        label = f"{one.algorithm}-seed{one.seed}"
+        told = callbacks(one.algorithm, one.seed, out / label)
+        try:
+            result = train(one, out / label, resume, dataset, progress, told, flags).result
+        except DivergedError as error:
+            diverged[label] = str(error)
+            continue
         results.append(result)
         on_result(result)
     rows = tabulate(results)
     lines = {name: one.to_toml({}).splitlines() for name, one in settings.items()}
-    write_atomically(out / "comparison.json", as_json({"settings": lines, "rows": rows}))
-    return rows
+    write_atomically(out / "comparison.json", as_json({"settings": lines, "rows": rows, "diverged": diverged}))
+    return rows, diverged
 
 
 def tabulate(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,12 +10,14 @@ fedhb.fit(model, clients, callbacks=[Mine()])
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedhb.engine.loop import Callback, State
 from fedhb.errors import InputError
+from fedhb.files import write_atomically
 from fedhb.values import did_you_mean
 
 
@@ -41,31 +43,36 @@ class CsvLog(Callback):
 
     def on_start(self, done: int, rounds: int) -> None:
         """Keep the lines of the rounds that are done; the others are run again."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if done == 0 or not self.path.exists():
+        if done == 0:
             self.path.unlink(missing_ok=True)
-            return
-        with self.path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            self._columns = list(reader.fieldnames or [])
-            kept = [row for row in reader if (row.get("round") or "").isdecimal() and int(row["round"]) <= done]
-        self._write(kept, "w")
+        elif rows := self._rows():
+            self._rewrite([row for row in rows if row.get("round", "").isdecimal() and int(row["round"]) <= done])
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """One more line."""
         row = scalars(record)
-        if not self._columns:
-            self._columns = list(row)
-            self._write([row], "w")
+        if more := [name for name in row if name not in self._columns]:  # numbers that earlier rounds had none of
+            rows = self._rows()
+            self._columns += more
+            self._rewrite([*rows, row])
         else:
-            self._write([row], "a")
+            with self.path.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
 
-    def _write(self, rows: Sequence[Mapping[str, Any]], mode: str) -> None:
-        with self.path.open(mode, encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
-            if mode == "w":
-                writer.writeheader()
-            writer.writerows(rows)
+    def _rows(self) -> list[dict[str, str]]:
+        if not self.path.exists():
+            return []
+        with self.path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            self._columns = list(reader.fieldnames or [])
+            return [{key: row.get(key) or "" for key in self._columns} for row in reader]
+
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path, text.getvalue().encode())
 
 
 class TensorBoardLog(Callback):

@@ -15,7 +15,7 @@ from fedhb.clients import Clients
 from fedhb.errors import InputError, reason
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood, PerTarget, per_target
 from fedhb.network import Network, Weights
-from fedhb.values import imported
+from fedhb.values import imported, takes
 
 LEAST_DEVIATION = 1e-12
 """Of real targets: smaller ones cannot be told from targets that are all the same."""
@@ -25,13 +25,11 @@ def make_model(name: str, input_shape: Sequence[int], num_outputs: int, options:
     """A network by name (mlp, ...) or by `pkg.mod:factory`, which is called as factory(input_shape, num_outputs, **options)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            if ":" not in name:
-                return _made(name, input_shape, num_outputs, options)
-            factory = imported("model", name)
-            model = factory(tuple(input_shape), num_outputs, **options)
-        except TypeError as error:
-            raise InputError(f"model {name!r} does not take these options ({error})") from None
+        if ":" not in name:
+            return _made(name, input_shape, num_outputs, options)
+        factory, given = imported("model", name), (tuple(input_shape), num_outputs)
+        takes(f"model {name!r}", factory, *given, **options)
+        model = factory(*given, **options)  # what is wrong in it is told as it is, with the place
     if not isinstance(model, nn.Module):
         raise InputError(f"model {name!r} gave a {type(model).__name__}: return a torch module")
     return model
@@ -42,6 +40,8 @@ def _made(name: str, input_shape: Sequence[int], num_outputs: int, options: Mapp
         return nets.build(name, input_shape, num_outputs, **options)
     except InputError:
         raise
+    except TypeError as error:
+        raise InputError(f"model {name!r} does not take these options ({error})") from None
     except (ValueError, OverflowError, RuntimeError, MemoryError) as error:  # numbers beyond sense, or beyond the memory
         given = ", ".join(f"{key}={value}" for key, value in options.items())
         raise InputError(

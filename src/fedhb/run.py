@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedhb.algorithms import Algorithm, Personalised, Plan, Problem
-from fedhb.clients import Clients, Share, check_finite, targets
+from fedhb.clients import SPLITS, Clients, Share, check_finite, targets
 from fedhb.engine.loop import State
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
@@ -158,6 +158,8 @@ class Run:
         A client with the id of one that trained goes on with what that one remembers: give new clients ids of their own.
         `observer` is told of every prediction; a ledger keeps what is done, so that another process may go on.
         """
+        if split not in SPLITS or not clients.has(split):
+            raise InputError(f"split={split!r}: give one that the clients have, of {', '.join(SPLITS)}")
         clients, plan, server = clients.to(str(self.problem.network.device)), self._plan(epochs, lr), self.state.server
         seen: Any = {"observer": observer, "watch": self.watch, "ledger": ledger}
         with one_thread():
@@ -169,16 +171,22 @@ class Run:
         for key, value in given.items():
             if not 0 < value < float("inf") or (key == "epochs" and value != int(value)):
                 raise InputError(f"{key}={value}: give a positive {'whole ' if key == 'epochs' else ''}number")
+        if epochs is not None:
+            given["epochs"] = int(epochs)
         return dataclasses.replace(self.personal_plan, **given)
 
 
 def as_inputs(x: np.ndarray | Tensor, shape: tuple[int, ...]) -> Tensor:
     """Inputs as a tensor, after a check of shape and values."""
-    array = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
+    if isinstance(x, Tensor):
+        x = x.detach().cpu()
+        x = x if x.dtype == torch.uint8 else x.float()  # numpy lacks some of torch's types
+    array = np.asarray(x)
     if array.shape[1:] != shape:
         raise InputError(f"inputs have shape {array.shape}: give [n, {', '.join(map(str, shape))}], as in training")
     check_finite(array, "inputs")
-    return torch.from_numpy(array if array.dtype == np.uint8 else array.astype(np.float32))
+    array = np.ascontiguousarray(array) if array.dtype == np.uint8 else array.astype(np.float32)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 @contextmanager

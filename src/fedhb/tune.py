@@ -44,8 +44,8 @@ import numpy as np
 from rich.table import Table
 
 from fedhb.algorithms import ALGORITHMS, build
-from fedhb.engine.folder import write_atomically
 from fedhb.errors import InputError
+from fedhb.files import write_atomically
 from fedhb.paper import engine
 from fedhb.paper.cells import of_file
 from fedhb.paper.experiments import Experiment
@@ -59,6 +59,20 @@ Choice = dict[str, Any]
 NEEDED = ("seeds", "trials", "cells", "stages", "shared", "own")
 REPORTED = {0, 1, 2}
 """Seeds of results everywhere."""
+
+
+def reported(path: Path) -> set[Any]:
+    """The seeds that an experiment reports results with; none where the file is of something else."""
+    try:
+        content = read_toml(path)
+    except InputError:
+        return set()
+    common, cells = content.get("common", {}), content.get("cells", {})
+    if not (isinstance(common, dict) and isinstance(cells, dict)) or common.get("evaluate_on") == "validation":
+        return set()
+    parts = [content, *(cell for cell in cells.values() if isinstance(cell, dict))]  # cells may have seeds of their own
+    given = [part.get("seeds", []) for part in parts]
+    return {seed for seeds in given for seed in (seeds if isinstance(seeds, list) else [seeds]) if isinstance(seed, int)}
 
 
 @dataclass(frozen=True)
@@ -76,11 +90,7 @@ class Space:
             if name not in content:
                 raise InputError(f"{path} has no {name}: see the head of fedhb/tune.py for what it holds")
         _check_kinds(path, content)
-        others = [read_toml(p) for p in sorted(path.parent.parent.glob("*/settings.toml"))]
-        reporting = [one for one in others if one.get("common", {}).get("evaluate_on") != "validation"]
-        parts = [part for one in reporting for part in (one, *one.get("cells", {}).values())]  # cells may have seeds of their own
-        given = [part.get("seeds", []) for part in parts]
-        seen = REPORTED.union(*(seeds if isinstance(seeds, list) else [seeds] for seeds in given))
+        seen = REPORTED.union(*(reported(p) for p in sorted(path.parent.parent.glob("*/settings.toml"))))
         for seed in {*content["seeds"], *(seed for stage in content["stages"] for seed in stage.get("seeds", []))}:
             if seed in seen:
                 raise InputError(f"{path}: results are reported with seed {seed}: tune with others, such as 100 and 101")

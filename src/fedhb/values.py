@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import Field, field
@@ -97,6 +98,16 @@ def imported(what: str, name: str, kind: str = "factory") -> Any:
         raise InputError(f"{what} {name!r} cannot be imported ({error}): write pkg.mod:{kind}, importable from here") from None
     finally:
         sys.path.pop(0)
+
+
+def takes(what: str, function: Any, *given: Any, **options: Any) -> None:
+    """Refuse a function of the user's that cannot be called like this, before it is: its own errors are others."""
+    try:
+        inspect.signature(function).bind(*given, **options)
+    except ValueError:  # it does not say what it takes
+        return
+    except TypeError as error:
+        raise InputError(f"{what} does not take these options ({error})") from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,8 +18,10 @@ from runs import assert_same, fit, fork
 import fedhb
 from builders import Wrapped, clients, mlp, same_bits
 from fedhb.engine import checkpoint, folder
-from fedhb.engine.folder import RunFolder, write_atomically
+from fedhb.engine.folder import RunFolder
+from fedhb.engine.loop import State
 from fedhb.errors import InputError
+from fedhb.files import write_atomically
 from fedhb.likelihood import GaussianRegression
 
 ROUNDS = 6
@@ -180,6 +183,15 @@ def test_a_line_cut_short_is_forgotten(torn, whole, tmp_path):
     assert_same(fit(out), whole, out)
 
 
+def test_checkpoints_are_in_the_order_of_their_rounds(tmp_path):
+    """By number: as text, round 1,000,000 comes before round 999,999, and the newest would be removed as the oldest."""
+    for done in range(999_998, 1_000_002):
+        checkpoint.save(tmp_path, State({"theta": torch.full((2,), float(done))}, done=done), {"theta": torch.zeros(2)}, "f" * 64)
+    assert {path.name for path in tmp_path.glob("round-*.json")} == {"round-1000000.json", "round-1000001.json"}
+    state, _ = checkpoint.load(tmp_path)
+    assert state.done == 1_000_001 and state.server["theta"][0] == 1_000_001
+
+
 def test_files_no_longer_needed_are_removed(tmp_path):
     out = tmp_path / "run"
     fit(out, checkpoint_every=1)
@@ -280,6 +292,15 @@ def test_a_folder_in_use_is_refused(tmp_path):
         process.join()
     assert process.exitcode == 0
     assert fit(out).state.done == ROUNDS  # free again, and finished
+
+
+def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(folder.fcntl, "flock", refuse)
+    with RunFolder(tmp_path / "run").locked():
+        assert (tmp_path / "run").is_dir()
 
 
 def test_the_lock_is_given_back_whatever_happens(tmp_path):

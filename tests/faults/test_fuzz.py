@@ -33,8 +33,8 @@ import fedhb
 from builders import mlp
 from fedhb.data import arrays, cifar, idx
 from fedhb.engine import checkpoint, folder
-from fedhb.engine.folder import sealed
 from fedhb.errors import InputError
+from fedhb.files import sealed
 from fedhb.settings import Settings
 
 FULL, LEAST = 100_000, 500

@@ -24,10 +24,10 @@ from test_same_numbers import config, federation, small
 from fedhb.algorithms import build
 from fedhb.algorithms.base import Plan
 from fedhb.engine.executor import InProcess
-from fedhb.engine.folder import sealed, unsealed
 from fedhb.engine.store import ClientStore
 from fedhb.errors import DivergedError, InputError
 from fedhb.experiment import make_clients, train
+from fedhb.files import sealed, unsealed
 from fedhb.flower.server import serve
 from fedhb.seeding import Randomness
 from fedhb.updates import Lengths, Refused
@@ -463,6 +463,24 @@ def test_memory_on_disk_outlives_the_node(tmp_path):
     run = serve(grid, chosen)
     assert run.result["personalised"] == clean.result["personalised"] and not events(tmp_path / "out")
     assert all(len(list((tmp_path / f"keep{k}").rglob("*.safetensors"))) == 2 for k in range(4))
+
+
+def test_a_damaged_memory_on_disk_counts_as_lost(tmp_path):
+    """The client begins anew and says so, as where the file is not there; its node goes on."""
+    chosen = config(small("local", rounds=2, fraction=1.0), tmp_path / "out")
+    grid = Loopback([{"partition-id": k, "keep": str(tmp_path / f"keep{k}")} for k in range(4)], chosen)
+
+    def fault(client, message, reply):
+        grid.contexts[FIRST + client].state.clear()
+        if client == 1 and "received" in message.content and message.content["order"]["round"] == 1:
+            for path in (tmp_path / "keep1").rglob("*.safetensors"):
+                path.write_bytes(path.read_bytes()[:-5])
+        return [reply]
+
+    grid.fault = fault
+    run = serve(grid, chosen)
+    assert run.result["rounds"] == 2
+    assert [(e["client"], e["round"]) for e in events(tmp_path / "out") if e["event"] == "memory lost"] == [(1, 2)]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):

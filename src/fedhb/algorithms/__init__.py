@@ -50,6 +50,8 @@ def check(algorithm: Any) -> Any:
     if isinstance(algorithm, type) or not all(hasattr(algorithm, part) for part in ("__dataclass_fields__", "local_update")):
         what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else repr(algorithm)
         raise InputError(f"algorithm={what}: give an instance of an algorithm's class, such as fedhb.NIW()")
+    if getattr(algorithm, "gathers", False) and not hasattr(algorithm, "sift"):
+        raise InputError(f"{algorithm.name}.gathers: only filters see single answers, and have sift (defence.py): leave it False")
     values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
     if scalars := {key: value.item() for key, value in values.items() if isinstance(value, np.generic)}:
         algorithm = dataclasses.replace(algorithm, **scalars)  # files hold numbers of Python

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedhb.engine.folder import write_atomically
 from fedhb.errors import InputError
+from fedhb.files import write_atomically
 
 CA_YEARS, SERVER_DAYS = 10, 397
 """How long certificates hold: the server's no longer than what clients commonly accept."""

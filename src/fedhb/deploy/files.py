@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhb.deploy import certificates
-from fedhb.engine.folder import unused, write_atomically
 from fedhb.errors import InputError
+from fedhb.files import check_unused, write_atomically
 from fedhb.flower.task import Rules
 from fedhb.settings import Settings, toml_value
 
@@ -30,7 +30,7 @@ CLIENT_APP = '"""A client of the federation."""\n\nfrom fedhb.flower.client impo
 
 def init(folder: Path, nodes: int, hosts: Sequence[str], port: int, settings: Settings) -> None:
     """Write a deployment into a folder that is empty or absent."""
-    unused(folder, "choose another folder, or remove it")
+    check_unused(folder, "choose another folder, or remove it")
     if nodes < 1:
         raise InputError(f"nodes={nodes}: give at least 1")
     if not 0 < port < 65536:

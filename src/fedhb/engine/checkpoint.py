@@ -23,10 +23,10 @@ import safetensors.torch
 from torch import Tensor
 
 from fedhb.engine.executor import Traffic
-from fedhb.engine.folder import sealed, sync_folder, unsealed, write_atomically
 from fedhb.engine.loop import State
 from fedhb.engine.store import ClientStore
 from fedhb.errors import InputError
+from fedhb.files import sealed, sync_folder, unsealed, write_atomically
 
 KEPT = 2
 FORMAT = 1
@@ -92,7 +92,7 @@ def load(
         Another: the checkpoint belongs to another configuration.
         InputError: every one is damaged.
     """
-    manifests = sorted(folder.glob("round-*.json"), reverse=True)
+    manifests = _manifests(folder)
     if not manifests:
         return None
     for path in manifests:
@@ -108,6 +108,12 @@ def load(
             warnings.warn(f"checkpoint {path.name} is damaged ({error}); falling back to the one before", stacklevel=2)
             reason = error
     raise InputError(f"no intact checkpoint in {folder} ({reason}): restore one, or start again with another --out")
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """The newest first, by number: as text, round 1,000,000 comes before round 999,999."""
+    numbers = {path: path.stem.removeprefix("round-") for path in folder.glob("round-*.json")}
+    return sorted((path for path in numbers if numbers[path].isdecimal()), key=lambda path: int(numbers[path]), reverse=True)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -206,7 +212,7 @@ def _read_checked(path: Path, digest: str | None) -> dict[str, Tensor]:
 
 
 def _remove_old(folder: Path) -> None:
-    manifests = sorted(folder.glob("round-*.json"), reverse=True)
+    manifests = _manifests(folder)
     for path in manifests[KEPT:]:
         path.unlink(missing_ok=True)
     needed: set[str] = set()

@@ -29,8 +29,11 @@ class Executor(Protocol):
         ...
 
 
-class Callback(Protocol):
-    """Told of every round; a progress bar, a logger, an evaluation. A subclass need not have every method."""
+class Callback:
+    """Told of every round; a progress bar, a logger, an evaluation. Subclasses override what they need.
+
+    What is no subclass may lack any of the methods.
+    """
 
     def on_start(self, done: int, rounds: int) -> None:
         """Training begins (or goes on) after `done` of `rounds` rounds."""
@@ -92,18 +95,23 @@ def run(
     callbacks: Sequence[Callback] = (),
 ) -> None:
     """Rounds `state.done + 1` to `training.rounds`, in place. A round counts whole or not at all."""
-    for callback in callbacks:
-        callback.on_start(state.done, training.rounds)
+    tell(callbacks, "on_start", state.done, training.rounds)
     try:
         while state.done < training.rounds:
             record = one_round(problem, algorithm, draw, training, state, executor)
             with ExitStack() as told:  # all of them, in order, also where one raises
                 for callback in reversed(callbacks):
-                    told.callback(callback.on_round, record, state)
+                    told.callback(tell, [callback], "on_round", record, state)
     finally:
         with ExitStack() as told:
             for callback in reversed(callbacks):
-                told.callback(callback.on_end)
+                told.callback(tell, [callback], "on_end")
+
+
+def tell(callbacks: Sequence[Callback], what: str, *values: Any) -> None:
+    """Call this method of every callback that has it."""
+    for callback in callbacks:
+        getattr(callback, what, lambda *_: None)(*values)
 
 
 def check_server(server: Arrays, round_number: int) -> None:

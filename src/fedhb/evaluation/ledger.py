@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhb.clients import Clients, absorb
-from fedhb.engine.folder import sealed, unsealed_text
+from fedhb.files import sealed, unsealed_text
 
 
 def mark_of(about: Sequence[Any], clients: Clients, split: str) -> str:

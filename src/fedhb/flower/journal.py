@@ -14,7 +14,7 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from fedhb.engine.folder import as_json, write_atomically
+from fedhb.files import as_json, write_atomically
 
 EVENTS, STATUS = "events.jsonl", "status.json"
 

@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, RecordDict
 from fedhb.algorithms import Algorithm, Arrays, Problem
 from fedhb.clients import Clients
 from fedhb.engine import checkpoint
+from fedhb.errors import InputError
 from fedhb.flower.records import to_arrays, to_record
 
 PREFIX = "memory-"
@@ -58,4 +59,7 @@ class Memory:
         if isinstance(record, ArrayRecord):
             return to_arrays(record)
         path = self.folder / f"{PREFIX}{counted}.safetensors" if self.folder is not None else None
-        return checkpoint.read_arrays(path) if path is not None and path.exists() else None
+        try:
+            return checkpoint.read_arrays(path) if path is not None and path.exists() else None
+        except InputError:  # damaged: as good as lost, and the client begins anew
+            return None

@@ -25,7 +25,7 @@ from fedhb.data import read_npz
 from fedhb.errors import InputError
 from fedhb.experiment import make_clients
 from fedhb.settings import Settings
-from fedhb.values import imported
+from fedhb.values import imported, takes
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,10 @@ def _from_file(path: Path, number: int) -> Clients:
 
 def _from_function(source: str, number: int, settings: Settings) -> Clients:
     factory = imported("data", source)
+    takes(f"data={source!r}", factory, number, settings)
+    found = factory(number, settings)
     try:
-        train, test = factory(number, settings)
+        train, test = found
         (x, y), held = train, None if test is None else [tuple(test)]
     except (TypeError, ValueError) as error:
         raise InputError(f"data={source!r} must return ((x, y), (x_test, y_test) or None): {error}") from None

@@ -14,11 +14,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedhb.api import load, versions
 from fedhb.conduct import claim, conduct
-from fedhb.engine.folder import RunFolder, sealed
+from fedhb.engine.folder import RunFolder
 from fedhb.engine.loop import Callback, State
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import tabulate
 from fedhb.experiment import make_clients
+from fedhb.files import sealed
 from fedhb.flower.census import Census
 from fedhb.flower.executor import Federated
 from fedhb.flower.journal import Journal

@@ -18,8 +18,9 @@ from fedhb.algorithms import Arrays, Plan
 from fedhb.algorithms.sums import num_bytes
 from fedhb.engine.checkpoint import KEPT
 from fedhb.engine.executor import Traffic
-from fedhb.engine.folder import RunFolder, sealed, write_atomically
+from fedhb.engine.folder import RunFolder
 from fedhb.engine.schedule import cohort_size
+from fedhb.files import sealed, write_atomically
 from fedhb.flower.executor import Federated
 from fedhb.flower.records import to_config, to_record
 from fedhb.flower.secure import encoding, protocol

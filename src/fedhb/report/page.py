@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from fedhb.engine.folder import write_atomically
+from fedhb.files import write_atomically
 from fedhb.report import belief, curves, people, printed, story, trust
 from fedhb.report.collect import NONSENSE, Method, read, senseless
 from fedhb.report.plots import Plot

@@ -1,0 +1,116 @@
+"""Files that are written whole or not at all, and JSON that knows when it was changed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedhb.errors import InputError
+
+MOST_JSON = 2**29
+"""The largest JSON file that is believed: a manifest with the memories of a million clients has half of it."""
+
+
+def write_atomically(path: Path, content: bytes, settle: bool = True, private: bool = False) -> None:
+    """A file with this content, or the file as it was before: temporary file, fsync, rename, fsync of the folder.
+
+    Whoever writes many files leaves out the last step (`settle`) and calls `sync_folder` once. What is `private` is readable to
+    its owner alone, from its first byte on.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if private:
+                temporary.unlink(missing_ok=True)
+                temporary.touch(mode=0o600)
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk needs the room
+                temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise named(error, path) from error
+    if settle:
+        sync_folder(path.parent)
+
+
+def check_unused(path: Path, remedy: str, resume: bool = False) -> None:
+    """Refuse a file, and a folder that holds something unless that is gone on with."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file: give a folder")
+    if path.exists() and any(path.iterdir()) and not resume:
+        raise InputError(f"{path} is not empty: {remedy}")
+
+
+def sync_folder(path: Path) -> None:
+    """The names in this folder are on the disk."""
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def named(error: OSError, path: Path) -> OSError:
+    """The same error with the file's name: a failed write has none."""
+    return OSError(error.errno, error.strerror or str(error), str(path))
+
+
+def as_json(value: Any, indent: int | None = 1) -> bytes:
+    """Readable JSON, or without `indent` a line."""
+    return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()
+
+
+def sealed(value: dict[str, Any], indent: int | None = 1) -> bytes:
+    """The same with a checksum of itself, so that no changed byte goes unnoticed."""
+    return as_json(value | {"checksum": _checksum(value)}, indent)
+
+
+def unsealed(path: Path, required: bool = True) -> dict[str, Any]:
+    """A JSON file of ours, whose checksum is right.
+
+    Args:
+        path: the file.
+        required: whether a file without a checksum is refused.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what was written.
+    """
+    with path.open("rb") as file:
+        content = file.read(MOST_JSON + 1)
+    if len(content) > MOST_JSON:
+        raise ValueError(f"it has more than {MOST_JSON} bytes")
+    return unsealed_text(content, required)
+
+
+def unsealed_text(content: bytes, required: bool = True) -> dict[str, Any]:
+    """The same of what such a file, or a line of one, holds."""
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is not what fedhb writes")
+    if (required or "checksum" in value) and value.pop("checksum", None) != _checksum(value):
+        raise ValueError("it does not match its checksum")
+    return value
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    return hashed(json.dumps(value, sort_keys=True).encode())
+
+
+def hashed(content: bytes) -> str:
+    """The hash by which bytes are known again."""
+    return hashlib.sha256(content).hexdigest()
