@@ -39,6 +39,7 @@ _WHERE = {
     "FedPop": "fedhb.algorithms",
     "Callback": "fedhb.engine.loop",
     "InputError": "fedhb.errors",
+    "Stopped": "fedhb.errors",
     "DivergedError": "fedhb.errors",
 }
 _MODULES = ("algorithms", "data", "distributions", "likelihood", "nets", "network", "partition")
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from fedhb.api import fit, load, save_personal
     from fedhb.clients import Clients
     from fedhb.engine.loop import Callback
-    from fedhb.errors import DivergedError, InputError
+    from fedhb.errors import DivergedError, InputError, Stopped
     from fedhb.run import Personal, Run
 
 
@@ -101,6 +102,7 @@ __all__ = [
     "PFedBayes",
     "Personal",
     "Run",
+    "Stopped",
     "__version__",
     "algorithms",
     "data",

@@ -476,7 +476,8 @@ def test_a_run_with_workers(tmp_path, processes):
 
 
 def test_more_workers_than_clients(processes):
-    fit(fedhb.FedAvg(), None, rounds=1, fraction=0.2, workers=3)
+    one, three = (fit(fedhb.FedAvg(), None, rounds=1, fraction=0.2, workers=workers) for workers in (1, 3))
+    assert_close(three.state.server, one.state.server, 1e-6)
 
 
 def test_a_workers_error_is_the_runs_error(processes):
