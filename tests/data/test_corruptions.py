@@ -160,9 +160,9 @@ def test_speckle_noise_grows_with_the_image(value):
 
 
 def test_impulse_noise_is_salt_and_pepper():
-    found = corrupt("impulse_noise", constant(100, 20))
+    found = corrupt("impulse_noise", constant(100, 200))
     for value in (0, 255):
-        assert (found == value).mean() == pytest.approx(0.035, abs=0.0025)  # three standard errors
+        assert (found == value).mean() == pytest.approx(0.035, abs=0.0007)  # three standard errors
     assert set(np.unique(found)) == {0, 100, 255}
     one = corrupt("impulse_noise", constant(100))[0]
     assert ((one != 100).any(-1) & (one == 100).any(-1)).any()  # colours are hit one by one
@@ -224,6 +224,13 @@ def test_motion_blur_is_half_a_gaussian_along_its_angle():
         assert row == pytest.approx(-length * np.sin(angle), abs=0.35)
         assert column == pytest.approx(-length * np.cos(angle), abs=0.35)
         assert found.sum() == pytest.approx(1, abs=0.04)
+
+
+def test_motion_blur_has_its_constants(monkeypatch):
+    trails = spy_on(monkeypatch, "_trail")
+    corrupt("motion_blur", constant(0, 300))
+    _, angles, radius, sigma = trails[0]
+    assert (radius, sigma) == (9, 2.5) and -45 <= min(angles) < -44 and 44 < max(angles) <= 45
 
 
 def test_zoom_blur_leaves_the_middle_and_smears_the_edge_outward():
@@ -295,9 +302,9 @@ def spy_on(monkeypatch, name):
     """The arguments of every call of a function of the module."""
     calls, real = [], getattr(corruptions, name)
 
-    def spied(*arguments):
-        calls.append(arguments)
-        return real(*arguments)
+    def spied(*arguments, **options):
+        calls.append((*arguments, *options.values()))
+        return real(*arguments, **options)
 
     monkeypatch.setattr(corruptions, name, spied)
     return calls
@@ -311,6 +318,16 @@ def test_snow_has_its_constants(monkeypatch):
     flakes, angles, radius, sigma = trails[0]
     assert (radius, sigma) == (14, 12.0) and min(angles) < -120 and max(angles) > -60 and all(-135 < a < -45 for a in angles)
     assert 0.64 < flakes[flakes > 0].min() < 0.66 and flakes.max() == 1
+
+
+def test_snow_pales_colours_towards_their_brightness(monkeypatch):
+    """Between the flakes 0.8 x + 0.2 max(x, 1.5 grey + 0.5), with the brightness of red, green and blue."""
+    monkeypatch.setattr(corruptions, "_trail", lambda flakes, *_: 0 * flakes)
+    images = textured()
+    x = images / 255
+    grey = 0.299 * x[..., 0] + 0.587 * x[..., 1] + 0.114 * x[..., 2]
+    expected = np.clip(0.8 * x + 0.2 * np.maximum(x, 1.5 * grey[..., None] + 0.5), 0, 1)
+    assert abs(corrupt("snow", images) + 0.5 - 255 * expected).max() <= 0.501
 
 
 def test_snow_falls_steeply_on_a_paler_image():
@@ -398,6 +415,21 @@ def test_elastic_displacements_are_bounded_and_of_the_right_size():
     rest = rest - plane @ fitted
     # uniform noise of variance 1/3, smoothed by sigma = 0.96: divided by 4 pi sigma^2 = 11.6
     assert rest.std() == pytest.approx(3.2 * (1 / 3 / (4 * np.pi * 0.96**2)) ** 0.5, rel=0.1)
+
+
+def test_elastic_noise_is_smoothed_as_scipy_does(monkeypatch):
+    """Each pixel moves by 3.2 times uniform noise, smoothed by 0.96 over three deviations, mirrored at the edge."""
+    places = spy_on(monkeypatch, "_at")
+    CORRUPTIONS["elastic_transform"](textured(3) / 255, [np.random.default_rng(k) for k in range(3)])
+    _, rows, columns, repeat = places[1]
+    assert repeat
+    for k in range(3):
+        rng = np.random.default_rng(k)
+        rng.uniform(size=(3, 2))  # the three points of the affine map come first
+        noise = rng.uniform(-1, 1, size=(2, 32, 32))
+        across, down = (3.2 * ndimage.gaussian_filter(one, 0.96, truncate=3, mode="reflect") for one in noise)
+        assert rows[k] - np.arange(32)[:, None] == pytest.approx(down, abs=1e-12)
+        assert columns[k] - np.arange(32) == pytest.approx(across, abs=1e-12)
 
 
 @pytest.mark.parametrize(("repeat", "mode"), [(False, "mirror"), (True, "reflect")])

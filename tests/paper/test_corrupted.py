@@ -118,14 +118,19 @@ def test_what_is_missing_is_said_before_it_runs(files, run):  # noqa: F811
 
 REPOSITORY = Path(__file__).parents[2] / "experiments"
 CIFAR = [name for name in experiments.names(REPOSITORY) if name.startswith("cifar_")]
+ALSO = ["sensitivity_k", "sensitivity_p_drop", "ensembles"]
+"""Experiments of which one cell is CIFAR-100, in the paper's setting."""
 
 
-@pytest.mark.parametrize("name", CIFAR)
+@pytest.mark.parametrize("name", [*CIFAR, *ALSO])
 def test_the_cifar_experiments_have_fedbabus_protocol(name):
     """docs/deviations.md, Protocol: the values of FedBABU's scripts, whatever an algorithm was tuned to elsewhere."""
     experiment = experiments.load(REPOSITORY, name)
-    for key in experiments.choose(experiment):
+    for key in experiments.choose(experiment, datasets=["cifar-100"] if name in ALSO else []):
         found = experiment.resolved(key)
+        named = dict(part.split("=") for part in (key["cell"] if name in CIFAR else "s=100 f=0.1 tau=1").split())
+        own = [found[field] for field in ("shards_per_client", "fraction", "local_epochs")]
+        assert own == [int(named["s"]), float(named["f"]), int(named["tau"])]
         assert found["rounds"] == 320 // found["local_epochs"] and found["model"] == "mobilenet" and found["num_clients"] == 100
         plan = {name: found[name] for name in ("batch_size", "lr", "momentum", "schedule", "personal_lr", "personal_epochs")}
         assert list(plan.values()) == [50, 0.1, 0.9, "step", 1e-3, 5] and found["batch_norm"] == "batch"
