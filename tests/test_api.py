@@ -27,7 +27,7 @@ from fedhb.api import save_personal
 from fedhb.clients import Clients, Share
 from fedhb.errors import DivergedError, InputError
 from fedhb.files import sealed
-from fedhb.likelihood import GaussianRegression
+from fedhb.likelihood import CALM, GaussianRegression
 from fedhb.models import LEAST_DEVIATION
 
 X = np.random.default_rng(7).normal(size=(9, FEATURES))
@@ -243,7 +243,7 @@ def test_regression_from_end_to_end(algorithm, tmp_path):
     who = Clients.from_arrays([pair(k, 150) for k in range(8)], [pair(k, 100) for k in range(8)], standardise=True)
     with seeded():
         model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 2))
-    options = {"rounds": 40, "fraction": 0.5, "batch_size": 25, "lr": 0.01, "local_epochs": 2}
+    options = {"rounds": 40, "fraction": 0.5, "batch_size": 25, "lr": 0.1, "local_epochs": 2}
     run = fit(model, who, algorithm, out=tmp_path / "run", **options)
     for task in ("global", "personalised"):
         metrics = run.result[task]
@@ -326,7 +326,7 @@ def test_one_target_has_plain_numbers():
     """Those of all its examples at once, whether or not it has an axis of its own: records and fingerprints hold them."""
     pairs = arrays([30] * 4)
     y = torch.from_numpy(np.concatenate([x[:, 0] for x, _ in pairs]).astype(np.float32)).double()
-    expected = GaussianRegression(1, centre=y.mean().item(), scale=y.std().item())
+    expected = GaussianRegression(1, centre=y.mean().item(), scale=y.std().item(), **CALM)
     for column in (0, slice(0, 1)):
         run = fit(mlp(torch.float32, outputs=2), Clients.from_arrays([(x, x[:, column]) for x, _ in pairs]))
         assert run.problem.likelihood == expected and isinstance(run.problem.likelihood.scale, float)

@@ -50,6 +50,8 @@ def test_loss_is_cross_entropy_per_example():
         GaussianRegression(2, centre=1.0, scale=3.0),
         GaussianRegression(2, centre=(1.0, -40.0), scale=(3.0, 0.1)),
         GaussianRegression(4, noise=0.5),
+        GaussianRegression(2, centre=(1.0, -40.0), scale=(3.0, 0.1), gain=0.3),
+        GaussianRegression(4, noise=0.5, gain=0.3, most=1e3),
     ],
 )
 def test_the_slope_is_the_losss_derivative(likelihood):
@@ -60,6 +62,23 @@ def test_the_slope_is_the_losss_derivative(likelihood):
     expected = torch.func.grad(lambda o: likelihood.loss(o, y).sum())(outputs)
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
     assert torch.equal(outputs, before) and not found.requires_grad
+
+
+def test_slopes_of_far_residuals_are_held():
+    """At `most` deviations from the mean they are what they are; beyond it, what they are there."""
+    held, plain = GaussianRegression(1, gain=0.5, most=2.0), GaussianRegression(1, gain=0.5)
+    outputs = torch.tensor([[1.0, 0.4]], dtype=torch.float64)
+    mean, deviation = 0.5, functional.softplus(torch.tensor(0.2, dtype=torch.float64)) + held.floor
+    inside, edge, beyond = (torch.tensor([mean], dtype=torch.float64) + z * deviation for z in (-1.9, 2.0, 50.0))
+    torch.testing.assert_close(slope(held, outputs, inside), slope(plain, outputs, inside))
+    torch.testing.assert_close(slope(held, outputs, beyond), slope(plain, outputs, edge))
+    assert held.loss(outputs, beyond) == plain.loss(outputs, beyond)  # what is reported is the density
+
+
+@pytest.mark.parametrize(("name", "value"), [("gain", 0.0), ("gain", float("nan")), ("most", -1.0), ("gain", (1.0, 2.0))])
+def test_gain_and_most_are_positive(name, value):
+    with pytest.raises(InputError, match=name):
+        GaussianRegression(2, **{name: value})
 
 
 def test_a_loss_of_ones_own_has_its_own_slope():

@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "images_from_arrays": {"lr": (0.03, 0.1, 0.2)},
     "third_family": {"lr": (0.03, 0.1, 0.2), "kl_weight": (1e-4, 1e-3, 1e-2)},
-    "regression": {"lr": (0.003, 0.01), "personal_lr": (1e-3, 3e-3)},
+    "regression": {"lr": (0.02, 0.05, 0.1), "personal_lr": (3e-3, 1e-2, 3e-2)},
 }
 
 

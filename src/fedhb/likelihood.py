@@ -145,15 +145,22 @@ def calibration_error(probabilities: Tensor, y: Tensor, bins: int = 15) -> float
 class GaussianRegression:
     """Regression on q real targets with normal noise.
 
-    The network gives, in units of `scale` around `centre`, the mean of each target and, unless `noise` fixes it, the noise's
-    standard deviation through a softplus: 2q outputs, or q with fixed `noise` (in the target's own units). Each of the three is
-    a number, or a tuple of q numbers where the targets have units of their own.
+    The network's outputs, times `gain`, are in units of `scale` around `centre` the mean of each target and, unless `noise` fixes
+    it, the noise's standard deviation through a softplus: 2q outputs, or q with fixed `noise` (in the target's own units).
+    Centre, scale and noise are each a number, or a tuple of q numbers where the targets have units of their own.
+
+    The curvature of the loss in the mean is one over the noise's variance, without a bound, where that of the cross entropy is
+    at most a half: at the learning rates of classification SGD leaps. A smaller `gain`, which is nothing but another unit of the
+    last layer's weights, shortens its steps, and slopes of residuals beyond `most` deviations are held at that of `most`. `fit`
+    takes CALM, where it is given no likelihood.
     """
 
     num_targets: int = 1
     centre: PerTarget = 0.0
     scale: PerTarget = 1.0
     noise: PerTarget | None = None
+    gain: float = 1.0
+    most: float | None = None
 
     floor = 1e-3  # of the scale: keeps a perfectly fitted target from an infinite likelihood
     level = 0.9  # of the intervals whose coverage is reported
@@ -167,6 +174,9 @@ class GaussianRegression:
                 object.__setattr__(self, name, tuple(given))
             if given is not None or name != "noise":
                 _check(name, given, self.num_targets, positive=name != "centre")
+        for name in ("gain", "most"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), 1, positive=True)
 
     @property
     def num_outputs(self) -> int:
@@ -176,16 +186,28 @@ class GaussianRegression:
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [..., q] in the target's units."""
         scale = _beside(self.scale, outputs)
-        mean = outputs[..., : self.num_targets] * scale + _beside(self.centre, outputs)
+        mean = outputs[..., : self.num_targets] * (self.gain * scale) + _beside(self.centre, outputs)
         if self.noise is not None:
             return mean, torch.zeros_like(mean) + _beside(self.noise, outputs)
-        return mean, scale * (functional.softplus(outputs[..., self.num_targets :]) + self.floor)
+        return mean, scale * (functional.softplus(self.gain * outputs[..., self.num_targets :]) + self.floor)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Negative log density per example, summed over targets, plus the log of each scale: the same loss in every unit of y."""
         mean, deviation = self._moments(outputs)
         z = (y.view(mean.shape) - mean) / deviation
         return (0.5 * z.square() + (deviation / _beside(self.scale, outputs)).log() + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def slope(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """gain (-z scale / s) for the mean, gain (1 - z^2) softplus' / (s / scale) for the noise, |z| at most `most`."""
+        mean, deviation = self._moments(outputs)
+        scale = _beside(self.scale, outputs)
+        z = (y.view(mean.shape) - mean) / deviation
+        z = z if self.most is None else z.clamp_(-self.most, self.most)
+        found = -self.gain * z * scale / deviation
+        if self.noise is not None:
+            return found
+        rise = torch.sigmoid(self.gain * outputs[..., self.num_targets :])
+        return torch.cat([found, self.gain * (1.0 - z.square()) * rise * scale / deviation], -1)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Squared error."""
@@ -224,6 +246,10 @@ class GaussianRegression:
             "nll": nll.mean().item(),
             "coverage": (error.abs() <= half * variance.sqrt()).double().mean().item(),
         }
+
+
+CALM = {"gain": 0.2, "most": 5.0}
+"""With which regression trains at the learning rates of classification (experiments/regression)."""
 
 
 def per_target(values: Sequence[float]) -> PerTarget:

@@ -13,7 +13,7 @@ from fedhb import nets
 from fedhb.algorithms.batches import refuse_single
 from fedhb.clients import Clients
 from fedhb.errors import InputError, reason
-from fedhb.likelihood import Categorical, GaussianRegression, Likelihood, PerTarget, per_target
+from fedhb.likelihood import CALM, Categorical, GaussianRegression, Likelihood, PerTarget, per_target
 from fedhb.network import Network, Weights
 from fedhb.values import imported, takes
 
@@ -65,7 +65,7 @@ def regression(network: Network, clients: Clients, count: int, centre: PerTarget
     for k, value in enumerate(deviations):
         if 0 < value < LEAST_DEVIATION:
             raise InputError(f"column {k} of the targets deviates by {value:.3g} from its mean: give it in a smaller unit")
-    likelihood = GaussianRegression(count, centre=centre, scale=per_target([max(d, LEAST_DEVIATION) for d in deviations]))
+    likelihood = GaussianRegression(count, centre, per_target([max(d, LEAST_DEVIATION) for d in deviations]), **CALM)
     return dataclasses.replace(likelihood, noise=likelihood.scale) if _num_outputs(network, clients) == count else likelihood
 
 

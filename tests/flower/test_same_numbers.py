@@ -21,7 +21,7 @@ from fedhb.flower.census import Census, Facts, Moments
 from fedhb.flower.node import load as load_node
 from fedhb.flower.server import serve
 from fedhb.flower.task import Task
-from fedhb.likelihood import GaussianRegression
+from fedhb.likelihood import CALM, GaussianRegression
 from fedhb.settings import Settings
 
 SMALL = {
@@ -176,7 +176,7 @@ def test_a_federation_with_one_scale_for_all_targets_is_resumed_with_it(tmp_path
     old = replace(Census.of([facts]), targets=(2.0, 5.0))
     assert Census.read(old.to_json()).to_json() == old.to_json()
     likelihood = Task.of(small("niw"), Census.read(old.to_json())).problem.likelihood
-    assert likelihood == GaussianRegression(3, centre=2.0, scale=5.0)
+    assert likelihood == GaussianRegression(3, centre=2.0, scale=5.0, **CALM)
 
 
 def test_a_file_that_nodes_share_is_partitioned(tmp_path):

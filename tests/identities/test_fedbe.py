@@ -374,7 +374,7 @@ def test_real_targets(posterior: str) -> None:
     """Mean and noise of a target by a small network: the federation learns, and predicts with a variance."""
     clients = with_inputs(regression(30, 30, 30, spread=0.1, noise=0.1), count=60)
     run = fedhb.fit(
-        mlp(3, 8, 2), clients, FedBE(posterior=posterior, update="full"), rounds=20, fraction=1.0, batch_size=10, lr=0.05,
+        mlp(3, 8, 2), clients, FedBE(posterior=posterior, update="full"), rounds=20, fraction=1.0, batch_size=10, lr=0.2,
         progress=False,
     )  # fmt: skip
     prediction = run.predict(clients.train.x)
