@@ -842,6 +842,117 @@ def test_whole_epochs_may_be_of_any_type():
     np.testing.assert_array_equal(run.personalise(x, y, epochs=2.0).predict(X), run.personalise(x, y, epochs=2).predict(X))
 
 
+def test_a_run_is_not_loaded_with_another_module(tmp_path):
+    """As many weights are not the same network: other functions between them, or other layers."""
+    net = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    run = fit(net, out=tmp_path / "run")
+    np.testing.assert_array_equal(fedhb.load(tmp_path / "run", model=net).predict(X), run.predict(X))
+    others = [nn.Sequential(net[0], nn.Tanh(), net[2]), nn.Sequential(net[0], nn.ReLU(), Twice(net[2]))]
+    for other in others:
+        with pytest.raises(InputError, match="was trained with another module"):
+            fedhb.load(tmp_path / "run", model=other)
+
+
+class Twice(nn.Module):
+    def __init__(self, inner: nn.Linear):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = 2 * self.inner(x)
+        return found
+
+
+def test_a_subclass_without_a_name_of_its_own_is_not_taken_for_the_built_in(tmp_path):
+    @dataclass(frozen=True)
+    class Tempered(fedhb.FedAvg):
+        def predict(self, problem: Any, server: Any, x: Any, rng: Any, memory: Any = None) -> Any:
+            p = super().predict(problem, server, x, rng, memory) ** 0.1
+            return p / p.sum(-1, keepdim=True)
+
+    run = fit(None, None, Tempered(), out=tmp_path / "run")
+    with pytest.raises(InputError, match=r"Tempered, which is your own: give it, load\(path, algorithm"):
+        fedhb.load(tmp_path / "run", model=mlp(torch.float32))
+    again = fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Tempered())
+    np.testing.assert_array_equal(again.predict(X), run.predict(X))
+
+
+def test_a_personal_model_is_kept_with_its_own_run_alone(tmp_path):
+    pairs = arrays([20] * 4)
+    one, two = (
+        fit(who=Clients.from_arrays([(k * x, y) for x, y in pairs], standardise=True), out=tmp_path / str(k)) for k in (1, 2)
+    )
+    with pytest.raises(InputError, match="2 is not the run that this model comes from"):
+        save_personal(tmp_path / "mine", tmp_path / "2", one.personalise(*pairs[0]))
+    save_personal(tmp_path / "mine", tmp_path / "2", two.personalise(*pairs[0]))
+
+
+def test_the_head_is_what_runs_last_or_is_named():
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(16, CLASSES)
+            self.body = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.out(self.body(x))
+            return found
+
+    with pytest.raises(InputError, match=r"is 'body.0', but 'out' runs last: say which is the head, head='out'"):
+        fit(Backwards())
+    assert fit(Backwards(), head="out").problem.network.head_name == "out"
+
+
+def test_weights_that_the_outputs_do_not_need_stay_as_they_are():
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare, self.body, self.out = nn.Linear(3, 3), nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.out(torch.tanh(self.body(x)))
+            return found
+
+    net = Spare()
+    run = fit(net, None, fedhb.FedAvg(), lr=0.1)
+    (slot,) = (s for s in run.problem.network.body_slots if s.name == "spare.weight")
+    torch.testing.assert_close(slot.of(run.state.server["theta"]), net.spare.weight)
+    assert not torch.equal(run.state.server["theta"], run.problem.network.theta)
+
+
+class Recurrent(nn.Module):
+    """Without batch_first: it runs along the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.RNN(FEATURES, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.cell(x.unsqueeze(1))[0][:, 0])
+        return found
+
+
+def test_a_model_that_may_not_be_meant_so_is_warned_of():
+    softmax = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES), nn.Softmax(-1))
+    for net, says in ((softmax, "leave out its softmax"), (Recurrent(), "batch_first=True")):
+        with pytest.warns(UserWarning, match=says):
+            fit(net)
+
+
+def test_holdout_clients_are_like_those_that_train():
+    others: list[tuple[Any, str]] = [
+        (Clients.from_arrays([(np.zeros((4, FEATURES + 1)), np.array([0, 1, 0, 1]))] * 2), "inputs of shape"),
+        (Clients.from_arrays([(np.zeros((4, FEATURES)), np.array([0.5, 1, 0, 1]))] * 2), "other targets"),
+        (Clients.from_arrays([(np.zeros((4, FEATURES)), np.arange(4))] * 2, num_classes=CLASSES + 5), "classes"),
+    ]
+    for who, says in others:
+        who = replace(who, ids=who.ids + 100)
+        with pytest.raises(InputError, match=f"holdout clients have .*{says}"):
+            fit(holdout=who, evaluate_on="train")
+        with pytest.raises(InputError, match="give some as in training"):
+            fit().evaluate(who, "train")
+
+
 def test_an_algorithm_cannot_ask_for_single_answers():
     @dataclass(frozen=True)
     class Asks(fedhb.FedAvg):

@@ -1,5 +1,7 @@
 """Clients: what is refused, splits that neither lose nor share an example, scaling, ids that stay."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -74,8 +76,8 @@ X, Y = np.zeros((2, 2)), np.zeros(2, int)
         ([(X, Y), (X, Y[:1])], None, None, "client 1 has 2 training inputs but 1 targets"),
         ([(X, Y), (np.zeros((2, 3)), Y)], None, None, r"client 1 has inputs of shape \(3,\), others of \(2,\)"),
         ([(X, Y)], [(np.zeros((2, 3)), Y)], None, r"test inputs have shape \(3,\), training inputs \(2,\)"),
-        ([(X, Y), (NAN, Y)], None, None, "training inputs of client 1: row 1 holds NaN"),
-        ([(X, Y)], [(NAN, Y)], None, "test inputs of client 0: row 1 holds NaN"),
+        ([(X, Y), (NAN, Y)], None, None, "training inputs of client 1: row 1, column . holds NaN"),
+        ([(X, Y)], [(NAN, Y)], None, "test inputs of client 0: row 1, column . holds NaN"),
         ([(X, np.array([0.0, np.inf]))], None, None, "training targets: row 1 holds NaN or infinity"),
         ([(X.astype(str), Y)], None, None, "give numbers"),
         ([(X, Y - 1)], None, None, "label -1 is out of range"),
@@ -303,3 +305,26 @@ def test_other_targets_are_not_warned_of():
     for y in (np.arange(30) % 3, np.zeros(5, int), rng.normal(size=30), np.arange(30.0), np.ones(30), np.array([0.0, 1.0])):
         Clients.from_arrays([(np.zeros((len(y), 2)), y)])
     Clients.from_arrays([(np.zeros((3, 2)), np.array([1, 2, 2]))], num_classes=4)
+
+
+def test_labels_of_one_column_are_labels_and_one_hot_ones_are_refused():
+    x, y = np.zeros((4, 2)), np.array([[0], [1], [2], [1]])
+    assert Clients.from_arrays([(x, y)]).train.y.tolist() == [0, 1, 2, 1]
+    with pytest.raises(InputError, match=r"client 0 has training labels of shape \(4, 3\): give the number of the class"):
+        Clients.from_arrays([(x, np.eye(4, 3, dtype=int))])
+
+
+def test_columns_that_lose_their_digits_are_told():
+    rng = np.random.default_rng(0)
+    fine = rng.normal(size=(50, 3))
+    times = fine.copy()
+    times[:, 1] = 1.7e9 + rng.normal(0, 60, 50)
+    y = rng.integers(0, 2, 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Clients.from_arrays([(fine, y)])
+        Clients.from_arrays([(1e6 + fine.astype(np.float32), y)])  # as they came
+    with pytest.warns(UserWarning, match=r"column 1 of the inputs .* deviates by 5[0-9]"):
+        Clients.from_arrays([(times, y)])
+    with pytest.warns(UserWarning, match="column 0 of the inputs"):
+        Clients.from_arrays([(np.array([[16777217], [16777216]]), np.array([0, 1]))])

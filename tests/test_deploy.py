@@ -13,6 +13,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -140,6 +141,29 @@ def test_up_refuses_before_it_starts_anything(folder):
     with pytest.raises(InputError, match="already holds a run"):
         deploy("up", folder, "--nodes", 2)
     assert not (folder / "logs").exists()
+
+
+def test_up_refuses_a_file_with_clients_that_would_have_no_node(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 3)), rng.integers(0, 2, 40)
+    np.savez(tmp_path / "four.npz", x=x, y=y, client=np.repeat(["a", "b", "c", "d"], 10))
+    with pytest.raises(InputError, match=r"--nodes 3, but .*four.npz has 4 clients, .*: give --nodes 4"):
+        deploy("up", tmp_path / "fed", "--nodes", 3, "--data", tmp_path / "four.npz")
+    x[7, 1] = np.nan
+    np.savez(tmp_path / "bad.npz", x=x, y=y, client=np.repeat(["a", "b", "c", "d"], 10))
+    with pytest.raises(InputError, match="x holds nan in row 7"):
+        deploy("up", tmp_path / "fed", "--nodes", 4, "--data", tmp_path / "bad.npz")
+    assert not (tmp_path / "fed").exists()
+
+
+def test_config_says_how_to_start_and_refuses_a_folder_that_holds_a_run(folder):
+    said = deploy("config", folder, "--nodes", 2)
+    assert f"FLWR_HOME={folder}/flower flwr run {folder}/app" in said
+    (folder / "run").mkdir()
+    (folder / "run/settings.toml").touch()
+    with pytest.raises(InputError, match="already holds a run"):
+        deploy("config", folder, "--nodes", 2)
+    deploy("config", folder, "--nodes", 2, "--resume")
 
 
 def test_all_nodes_take_part_unless_a_fraction_is_given(tmp_path):

@@ -31,7 +31,7 @@ from fedhb.evaluation.ledger import Ledger, mark_of
 from fedhb.evaluation.observe import Observer
 from fedhb.files import check_unused, sealed
 from fedhb.likelihood import Likelihood
-from fedhb.models import check_model, check_single, default_likelihood
+from fedhb.models import check_head, check_model, check_single, default_likelihood
 from fedhb.network import Network
 from fedhb.run import Personal, Run, as_inputs
 from fedhb.settings import Settings, toml_key, toml_value, training_values
@@ -128,6 +128,8 @@ def fit(
         evaluate_on = None
     if evaluate_on and holdout is not None and not holdout.has(evaluate_on):
         raise InputError(f"the holdout clients have no {evaluate_on} examples: give some, or choose another evaluate_on")
+    if holdout is not None:
+        clients.check_alike(holdout, "holdout")
     if holdout is not None and (both := set(clients.ids.tolist()) & set(holdout.ids.tolist())):
         raise InputError(
             f"client {min(both)} trains and is held out: give the holdout clients ids of their own, from_arrays(..., ids=...)"
@@ -135,6 +137,8 @@ def fit(
     network = Network(model, head=head, batch_norm=batch_norm, scaling=clients.scaling)
     likelihood = likelihood or default_likelihood(clients, network)
     check_model(network, likelihood, clients)
+    if head is None:
+        check_head(network, clients)
     for some in (clients, *([holdout] if holdout is not None and evaluate_on else [])):
         check_single(network, some, evaluate_on)
     problem = Problem(
@@ -259,6 +263,7 @@ def load(
     module = model if isinstance(model, nn.Module) else stored.make_model(folder, model, constants)
     network = Network(module, head=stored.head, batch_norm=stored.batch_norm, scaling=stored.scaling)
     network.restore(constants)
+    stored.recognise(folder, network)
     algorithm = stored.make_algorithm(folder, algorithm)
     problem = Problem(network, stored.make_likelihood(folder, likelihood), stored.federation)
     if state is None:
@@ -292,6 +297,11 @@ def save_personal(path: str | os.PathLike[str], run: str | os.PathLike[str], per
     folder = RunFolder(path)
     check_unused(folder.path, "give a new folder for a personal model")
     record = RunFolder(run).read_json("problem.json", required=True)
+    network, stored = personal.posterior.problem.network, Stored.read(RunFolder(run))
+    of_it = torch.equal(stored.scaling.mean, network.scaling.mean) and torch.equal(stored.scaling.std, network.scaling.std)
+    if not of_it or stored.input_shape != tuple(personal.input_shape):
+        raise InputError(f"{run} is not the run that this model comes from: give the folder of that one")
+    stored.recognise(RunFolder(run), network)
     arrays = {PERSONAL: personal.posterior.arrays(), CONSTANTS: personal.posterior.problem.network.constants()}
     files = {name: checkpoint.write_arrays(folder.path / name, content) for name, content in arrays.items()}
     folder.write("problem.json", sealed(record | {"files": files}))

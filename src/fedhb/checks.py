@@ -14,10 +14,27 @@ def check_finite(x: np.ndarray, what: str) -> None:
     if x.dtype.kind not in "iubf":
         raise InputError(f"{what} have type {x.dtype}: give numbers")
     if x.dtype.kind == "f" and x.size:
-        bad = ~(np.abs(x) <= np.finfo(np.float32).max).reshape(len(x), -1).all(axis=1)
+        fine = (np.abs(x) <= np.finfo(np.float32).max).reshape(len(x), -1)
+        bad = ~fine.all(axis=1)
         if bad.any():
             row = int(bad.argmax())
-            raise InputError(f"{what}: row {row} holds NaN or infinity: remove or impute such rows ({bad.sum()} in all)")
+            where = f"row {row}, column {int(fine[row].argmin())}" if x.ndim == 2 else f"row {row}"
+            raise InputError(f"{what}: {where} holds NaN or infinity: remove or impute such rows ({bad.sum()} in all)")
+
+
+def check_digits(x: np.ndarray, what: str) -> None:
+    """Warn of columns of a table that are not what they were in float32, as they are used: 1.7e9 and 1.7e9 + 60 are one."""
+    if x.ndim != 2 or x.dtype.kind not in "iuf" or x.dtype.itemsize < 4 or x.dtype == np.float32:
+        return
+    for k in range(x.shape[1]):
+        column = x[:, k].astype(np.float64)
+        lost, deviation = np.abs(column - column.astype(np.float32)).max(initial=0.0), column.std() if len(column) else 0.0
+        if lost > 1e-3 * deviation > 0 or (lost > 0 and x.dtype.kind != "f"):
+            warnings.warn(
+                f"column {k} of the {what} is used with seven digits, and loses others: it deviates by {deviation:.3g} around "
+                f"{column.mean():.10g}; subtract that first, or number what it counts from 0",
+                stacklevel=4,
+            )
 
 
 def check_labels(train: np.ndarray, test: np.ndarray | None, num_classes: int | None) -> int | None:

@@ -69,17 +69,19 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
     ) -> None:
         """Write DIR/run.toml, the run config of `flwr run`, from DIR/settings.toml and flags."""
         need_flower()
+        from fedhb.conduct import claim
         from fedhb.deploy import files
         from fedhb.flower.task import Rules
 
         chosen = resolve(folder / "settings.toml", flags, set_, nodes)
         rules = given(deadline=deadline, min_answers=min_answers, retries=retries)
         Rules(nodes=nodes, **rules)
-        values = {"nodes": nodes, "out": str((out or folder / "run").absolute()), "resume": resume, **rules}
+        target = (out or folder / "run").absolute()
+        claim(target, resume)
+        values = {"nodes": nodes, "out": str(target), "resume": resume, **rules}
         path = files.write_run_config(folder, chosen, values)
-        console.print(
-            f"{path}: start it with flwr run {folder}/app fedhb --run-config {path} --stream", highlight=False, markup=False
-        )
+        start = f"FLWR_HOME={folder.absolute()}/flower flwr run {folder}/app fedhb --run-config {path} --stream"
+        console.print(f"{path}: start it with {start}", highlight=False, markup=False, soft_wrap=True)
 
     @deploy.command()
     @with_settings
@@ -111,6 +113,7 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         Rules(nodes=nodes, **rules)  # before anything starts: it knows the bounds
         target = (out or folder / "run").absolute()
         claim(target, resume)
+        check_data(chosen, nodes)
         if resume and (done := finished(target, chosen)) is not None:
             console.print(f"{target} was finished already: nothing to do", highlight=False, markup=False)
             show(done)
@@ -150,6 +153,18 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         console.print(
             f"results in {target}; the same run in one process: fedhb train {folder}/settings.toml", highlight=False, markup=False
         )
+
+
+def check_data(chosen: Settings, nodes: int) -> None:
+    """Refuse a file that cannot be read, or has clients that would have no node, before anything starts."""
+    if not chosen.data:
+        return
+    from fedhb.experiment import make_clients
+
+    groups = make_clients(chosen)
+    count = sum(len(group) for group in groups if group is not None)
+    if count != nodes:
+        raise InputError(f"--nodes {nodes}, but {chosen.data} has {count} clients, each of which needs one: give --nodes {count}")
 
 
 def need_flower() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhb.checks import check_finite, check_labels, suspect_targets
+from fedhb.checks import check_digits, check_finite, check_labels, suspect_targets
 from fedhb.data.dataset import Dataset
 from fedhb.errors import InputError
 
@@ -284,6 +284,19 @@ class Clients:
         share: Share | None = getattr(self, split)
         return share is not None and len(share.rows) > 0
 
+    def check_alike(self, others: Clients, what: str) -> None:
+        """Refuse clients with other inputs or targets than these."""
+        mine, theirs = self.train.x.shape[1:], others.train.x.shape[1:]
+        if mine != theirs:
+            raise InputError(f"{what} clients have inputs of shape {tuple(theirs)}, the others {tuple(mine)}: make them alike")
+        if (self.num_classes is None) != (others.num_classes is None) or self.train.y.shape[1:] != others.train.y.shape[1:]:
+            raise InputError(f"{what} clients have other targets than the others (labels, or real ones): make them alike")
+        if self.num_classes is not None and others.num_classes is not None and others.num_classes > self.num_classes:
+            raise InputError(
+                f"{what} clients have {others.num_classes} classes, the others {self.num_classes}: give num_classes="
+                f"{others.num_classes} to both"
+            )
+
     def select(self, positions: Sequence[int]) -> Clients:
         """The clients at these positions, over the same pool."""
         return replace(
@@ -377,6 +390,12 @@ def _pool(
             continue
         if not len(x):
             raise InputError(f"client {k} has no {what} examples: leave it out")
+        if y.dtype.kind in "iub" and y.ndim > 1:
+            if y.shape[1:] != (1,):
+                raise InputError(
+                    f"client {k} has {what} labels of shape {y.shape}: give the number of the class, one for each input"
+                )
+            y = y[:, 0]
         if xs and x.shape[1:] != xs[0].shape[1:]:
             raise InputError(f"client {k} has inputs of shape {x.shape[1:]}, others of {xs[0].shape[1:]}: make them alike")
         if (y.dtype.kind == "f") != (ys[0].dtype.kind == "f" if ys else y.dtype.kind == "f"):
@@ -393,4 +412,5 @@ def _pool(
 
 def _joined(xs: list[np.ndarray], ys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     x = np.concatenate(xs)
+    check_digits(x, "inputs")
     return (x if x.dtype == np.uint8 else x.astype(np.float32)), np.concatenate(ys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,11 +71,41 @@ def regression(network: Network, clients: Clients, count: int, centre: PerTarget
 
 
 def check_model(network: Network, likelihood: Likelihood, clients: Clients) -> None:
-    """Refuse a network whose outputs are not what the likelihood needs."""
+    """Refuse a network whose outputs are not what the likelihood needs; warn of what it may not be meant to do."""
     outputs = _num_outputs(network, clients)
     if outputs != likelihood.num_outputs:
         why = f"for {clients.num_classes} classes" if clients.num_classes else "(mean and noise of each target)"
         raise InputError(f"the model has {outputs} outputs, but {likelihood.num_outputs} are needed {why}: change its last layer")
+    x = clients.train.x[clients.train.rows[:: max(1, len(clients.train.rows) // 8)]]  # of several clients
+    found = network.outputs(_own_weights(network), x.unsqueeze(0))[0]
+    if isinstance(likelihood, Categorical) and (found >= 0).all() and (found.sum(-1) - 1.0).abs().max() < 1e-4:
+        warnings.warn("the model gives probabilities, and logits are wanted: leave out its softmax", stacklevel=3)
+    if len(x) > 1 and not network.normalises_by_batch:
+        alone = network.outputs(_own_weights(network), x[-1:].unsqueeze(0))[0, 0]
+        if not torch.allclose(alone, found[-1], rtol=1e-3, atol=1e-4):
+            warnings.warn(
+                "the model's output for an example depends on the others of its batch: does a recurrent layer or an attention "
+                "lack batch_first=True?",
+                stacklevel=3,
+            )
+
+
+def check_head(network: Network, clients: Clients) -> None:
+    """Refuse to guess the head where the linear layer that is registered last is not the one that runs last."""
+    names, order = {module: name for name, module in network.module.named_modules() if isinstance(module, nn.Linear)}, []
+    hooks = [module.register_forward_hook(lambda module, *_: order.append(names[module])) for module in names]
+    try:
+        with torch.no_grad():
+            network.module.eval()
+            network.module(network.prepare(clients.train.x[:2].unsqueeze(0))[0])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if order and network.head_name and order[-1] != network.head_name:
+        raise InputError(
+            f"the last linear layer of the model is {network.head_name!r}, but {order[-1]!r} runs last: say which is the head, "
+            f"head={order[-1]!r} (or '' for none)"
+        )
 
 
 def check_single(network: Network, clients: Clients, split: str | None) -> None:

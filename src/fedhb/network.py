@@ -375,7 +375,8 @@ class Bound:
             with torch.random.fork_rng(devices=[]):
                 reseed(seed)
                 outputs = network._evaluate(tensors, x[c, :count]).unsqueeze(0)
-            grads = torch.autograd.grad(outputs, leaves, slope(outputs.detach(), c))
+            how = {"allow_unused": True, "materialize_grads": True}  # a module may have weights that its outputs do not need
+            grads = torch.autograd.grad(outputs, leaves, slope(outputs.detach(), c), **how)
             if keep not in (0.0, 1.0):  # once for all places, which are the parts of these vectors
                 for vector in self.vectors:
                     vector[c].mul_(keep)

@@ -158,6 +158,15 @@ class Run:
         A client with the id of one that trained goes on with what that one remembers: give new clients ids of their own.
         `observer` is told of every prediction; a ledger keeps what is done, so that another process may go on.
         """
+        if not isinstance(clients, Clients):
+            raise InputError(f"clients is a {type(clients).__name__}: give fedhb.Clients")
+        classes = self.problem.federation.num_classes
+        shape, theirs = tuple(clients.train.x.shape[1:]), clients.num_classes
+        if shape != tuple(self.input_shape) or (theirs is None) != (classes is None) or (theirs or 0) > (classes or 0):
+            raise InputError(
+                f"the clients have inputs of shape {shape} and {theirs or 'no'} classes: give some as in training, with "
+                f"{tuple(self.input_shape)} and {classes or 'none'}"
+            )
         if split not in SPLITS or not clients.has(split):
             raise InputError(f"split={split!r}: give one that the clients have, of {', '.join(SPLITS)}")
         clients, plan, server = clients.to(str(self.problem.network.device)), self._plan(epochs, lr), self.state.server

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from fedhb.engine.folder import RunFolder
 from fedhb.errors import InputError, reason
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
 from fedhb.models import make_model
+from fedhb.network import Network, Weights
 from fedhb.run import Run, one_thread
 from fedhb.settings import MOST
 
@@ -38,7 +40,7 @@ _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Ind
 @dataclass(frozen=True)
 class Stored:
     """A run's description. `model` is how its network is made again, None for a module of the user's own;
-    `files` are the hashes of arrays that no checkpoint vouches for."""
+    `files` are the hashes of arrays that no checkpoint vouches for, `probe` is what the initial network gave for zeros."""
 
     model: Mapping[str, Any] | None
     head: str | None
@@ -52,6 +54,7 @@ class Stored:
     seed: int
     augment: str | None
     files: Mapping[str, str]
+    probe: Sequence[float] | None = None
 
     @classmethod
     def read(cls, folder: RunFolder) -> Stored:
@@ -84,6 +87,8 @@ class Stored:
         _check("scaling", bool(torch.isfinite(mean).all() and torch.isfinite(std).all() and (std > 0).all()))
         augment = record.get("augment")  # which runs did not keep at first
         _check("augment", augment is None or (augment == "crop-flip" and len(shape) == 3))
+        found = record.get("probe")  # which runs did not keep at first
+        _check("probe", found is None or (isinstance(found, list) and all(isinstance(v, float) for v in found)))
         files = record.get("files", {})
         _check("files", isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values()))
         return cls(
@@ -94,7 +99,8 @@ class Stored:
             scaling=Scaling(mean, std),
             likelihood={"kind": str(record["likelihood"]["kind"]), "settings": dict(record["likelihood"]["settings"])},
             federation=Federation(federation["num_clients"], federation["num_examples"], classes),
-            algorithm={"name": record["algorithm"]["name"], "settings": settings},
+            algorithm={"name": record["algorithm"]["name"], "class": record["algorithm"].get("class"), "settings": settings},
+            probe=record.get("probe"),
             personal_plan=Plan(**plan),
             seed=record["seed"],
             augment=augment,
@@ -123,6 +129,17 @@ class Stored:
                 raise InputError(f"{folder.path / NAME} declares {declared} weights, but {stored} are stored: restore it")
         return make_model(name, self.input_shape, outputs, options)
 
+    def recognise(self, folder: RunFolder, network: Network) -> None:
+        """Refuse a module that has as many weights as the one that was trained, and does something else with them."""
+        if self.probe is None:
+            return
+        found = probe(network, self.input_shape)
+        if found is not None and not np.allclose(found, self.probe, rtol=1e-3, atol=1e-4):
+            raise InputError(
+                f"{folder.path} was trained with another module, which gave {self.probe[0]:.4g} where this one gives "
+                f"{found[0]:.4g}: give the one that was trained"
+            )
+
     def make_algorithm(self, folder: RunFolder, given: Algorithm | None) -> Algorithm:
         """The run's algorithm with its settings."""
         name = self.algorithm["name"]
@@ -139,8 +156,11 @@ class Stored:
                         "it was trained with"
                     )
             return given
-        if name not in algorithms.ALGORITHMS:
-            raise InputError(f"{folder.path} was trained with {name!r}, which is your own: give load(path, algorithm=...)")
+        kind, known = self.algorithm.get("class"), algorithms.ALGORITHMS.get(name)
+        if known is None or (kind is not None and kind != f"{known.__module__}.{known.__qualname__}"):
+            raise InputError(
+                f"{folder.path} was trained with {kind or repr(name)}, which is your own: give it, load(path, algorithm=...)"
+            )
         made: Algorithm = algorithms.build(name, self.algorithm["settings"])
         return made
 
@@ -174,7 +194,12 @@ def problem_record(run: Run, head: str | None, batch_norm: str, rebuild: Mapping
             "num_examples": federation.num_examples,
             "num_classes": federation.num_classes,
         },
-        "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},  # type: ignore[call-overload]
+        "algorithm": {
+            "name": algorithm.name,
+            "class": class_of(algorithm),
+            "settings": asdict(algorithm),  # type: ignore[call-overload]
+        },
+        "probe": probe(run.problem.network, run.input_shape),
         "personal_plan": asdict(run.personal_plan),
         "seed": run.seed,
         "augment": run.augment,
@@ -186,6 +211,24 @@ def problem_record(run: Run, head: str | None, batch_norm: str, rebuild: Mapping
             f"a run with these settings could not be loaded again ({error}): change them, or leave out --out"
         ) from None
     return record
+
+
+def class_of(algorithm: Any) -> str:
+    """What an algorithm is, whatever it is called."""
+    kind = type(algorithm)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def probe(network: Network, shape: Sequence[int]) -> list[float] | None:
+    """The network's first outputs for zeros, by which a module is known again; None of one that gives others every time."""
+    weights = Weights(network.theta[None], network.head[None], network.buffers[None])
+    try:
+        with one_thread():
+            first, second = (network.outputs(weights, torch.zeros(1, 2, *shape, device=network.device)) for _ in range(2))
+    except Exception:  # of a module of the user's own, which may not take zeros
+        return None
+    found = first[0, 0].double().cpu()
+    return found.tolist() if torch.equal(first, second) and bool(torch.isfinite(found).all()) else None
 
 
 def try_out(folder: RunFolder, arrays: Sequence[Arrays], predict: Callable[[Tensor], Tensor], shape: Sequence[int]) -> None:

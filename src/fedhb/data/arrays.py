@@ -11,6 +11,7 @@ from typing import IO
 
 import numpy as np
 
+from fedhb.checks import check_digits
 from fedhb.data.dataset import Dataset, Examples
 from fedhb.errors import InputError
 
@@ -220,4 +221,6 @@ def _single(path: Path, key: str, array: np.ndarray) -> np.ndarray:
             f"{path}: {key} holds {value} in row {row} ({bad.sum()} such rows): remove or replace values that are not "
             "finite or too large for single precision"
         )
+    if key == "x":
+        check_digits(array, f"inputs of {path.name}")
     return single
