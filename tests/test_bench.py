@@ -21,6 +21,7 @@ from fedhb.bench.ours import Ours
 from fedhb.bench.peers import Handwritten, PlainProcesses, PlainTorch, agreement
 from fedhb.bench.process import PeakMemory, Team, apart, own_processes, resident_bytes, shared_floats
 from fedhb.bench.task import Task
+from fedhb.nets.mobilenet import Same
 
 MLP = Task("mlp", (12,), num_clients=6, examples=20, per_round=3, batch_size=8, options={"hidden": 5})
 MOBILENET = Task("mobilenet", (3, 16, 16), 3, examples=6, per_round=2, batch_size=3, options={"width": 0.125})
@@ -142,6 +143,21 @@ def test_all_do_the_same_work_on_images():
     assert {name for name in plain if not name.endswith("num_batches_tracked")} == set(ours)
     assert agreement(plain, task.model().state_dict()) > 1e-2
     assert agreement(ours, plain) < 1e-4
+
+
+def test_all_do_the_same_work_by_the_protocol_of_the_cifar_experiments():
+    """With momentum, and batch norm by the batch: W2's own settings; plain PyTorch has torch's own convolutions."""
+    task = replace(MOBILENET, momentum=w2.FULL.momentum, batch_norm=w2.FULL.batch_norm, lr=1e-9)
+    assert (task.momentum, task.batch_norm) == (0.9, "batch")
+    clients = task.clients()
+    contenders = (PlainTorch(task, clients, threads=1), PlainProcesses(task, clients, processes=2), Ours("fedavg", task, clients))
+    plain, processes, ours = (rounds_of(c, 1) for c in contenders)
+    assert agreement(ours, plain) < 1e-6 and agreement(processes, plain) < 1e-6
+    assert not any(isinstance(module, Same) for module in task.ordinary().modules())
+    assert any(isinstance(module, Same) for module in task.model().modules())
+    moved = replace(task, lr=0.01, batch_size=6)  # a step of each client
+    plain, ours = (rounds_of(c, 1) for c in (PlainTorch(moved, clients, threads=1), Ours("fedavg", moved, clients)))
+    assert agreement(plain, moved.ordinary().state_dict()) > 1e-4 > agreement(ours, plain)
 
 
 def test_flower_does_the_same_work():

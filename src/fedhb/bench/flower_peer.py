@@ -97,7 +97,7 @@ def _simulate(pipe: Connection, task: Task, actors: int, folder: str) -> None:
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        arrays = ArrayRecord(task.model().state_dict())
+        arrays = ArrayRecord(task.ordinary().state_dict())
         strategy = FedAvg(fraction_train=task.fraction, fraction_evaluate=0.0, min_train_nodes=task.per_round)
         done = 0
         while (asked := pipe.recv()) != "stop":
@@ -130,7 +130,7 @@ def _client_app(task: Task) -> Any:
     @app.train()
     def train_client(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        model = task.model()
+        model = task.ordinary()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         client = int(context.node_config["partition-id"])
         x, y = _examples(task, client)

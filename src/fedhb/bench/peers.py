@@ -25,7 +25,7 @@ class PlainTorch:
 
     def __init__(self, task: Task, clients: Clients, threads: int):
         self.task, self.threads, self.done = task, threads, 0
-        self.model = task.model()
+        self.model = task.ordinary()
         self.data = views(task, clients)
 
     def __call__(self) -> None:
@@ -50,7 +50,7 @@ class PlainTorch:
 def train(model: nn.Module, x: Tensor, y: Tensor, order: Tensor, task: Task) -> nn.Module:
     """One epoch of SGD."""
     model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=task.lr)
+    optimiser = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     for batch in order.split(task.batch_size):
         optimiser.zero_grad()
         functional.cross_entropy(model(x[batch]), y[batch]).backward()
@@ -139,7 +139,7 @@ class PlainProcesses:
 
     def __init__(self, task: Task, clients: Clients, processes: int):
         self.task, self.done = task, 0
-        self.model = task.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = task.ordinary().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.data = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in views(task, clients)]
         self.numbers = [value for value in self.model.state_dict().values() if value.is_floating_point()]
         size = sum(value.numel() for value in self.numbers)

@@ -14,6 +14,7 @@ from fedhb.algorithms import Federation, Plan, Problem
 from fedhb.clients import Clients
 from fedhb.engine.schedule import cohort
 from fedhb.likelihood import Categorical
+from fedhb.nets.mobilenet import Same
 from fedhb.network import Network
 from fedhb.seeding import Randomness
 
@@ -22,14 +23,15 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained by whom: plain SGD, no momentum, one local epoch.
+    """What is trained by whom: SGD, one local epoch.
 
     Attributes:
         net: the name of a network in `fedhb.nets`.
         shape: of an example.
         num_clients, examples: N, and how many examples each has.
         per_round: N_f, clients in a round.
-        batch_size, lr: of the clients' SGD.
+        batch_size, lr, momentum: of the clients' SGD.
+        batch_norm: by running statistics, or by those of the batch.
         num_classes: labels are random, and so are the inputs: a round costs the same whatever they are.
         options: the network's own.
     """
@@ -41,6 +43,8 @@ class Task:
     per_round: int
     batch_size: int = 50
     lr: float = 0.1
+    momentum: float = 0.0
+    batch_norm: str = "running"
     num_classes: int = 10
     options: Mapping[str, float] = field(default_factory=dict, hash=False)
 
@@ -49,6 +53,19 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             return nets.build(self.net, self.shape, self.num_classes, **self.options)
+
+    def ordinary(self) -> nn.Module:
+        """The same as others would write it: of torch's own convolutions."""
+        model = self.model()
+        for module in model.modules():
+            if isinstance(module, Same):
+                module.__class__ = nn.Conv2d  # type: ignore[assignment]
+        if self.batch_norm == "batch":
+            for module in model.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.track_running_stats = False
+                    module.running_mean = module.running_var = module.num_batches_tracked = None
+        return model
 
     def examples_of(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs [n, ...] (float32, uniform in -1..1) and labels [n] of one client."""
@@ -62,12 +79,12 @@ class Task:
 
     def problem(self, clients: Clients) -> Problem:
         """The problem, as fedhb states it."""
-        network = Network(self.model(), scaling=clients.scaling)
+        network = Network(self.model(), batch_norm=self.batch_norm, scaling=clients.scaling)
         return Problem(network, Categorical(self.num_classes), Federation(len(clients), clients.num_examples, self.num_classes))
 
     def plan(self, update: str) -> Plan:
         """How a client trains."""
-        return Plan(1, self.batch_size, self.lr, momentum=0.0, train_head=update == "full")
+        return Plan(1, self.batch_size, self.lr, self.momentum, train_head=update == "full")
 
     @property
     def fraction(self) -> float:

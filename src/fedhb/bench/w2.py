@@ -1,4 +1,4 @@
-"""W2: rounds of MobileNet, by every contender.
+"""W2: rounds of MobileNet by the protocol of the CIFAR experiments but for their crops and flips, by every contender.
 
 A round of 10 clients x 500 images takes minutes on a small machine. By default each client has 100 images, and the seconds are
 multiplied by five. What a round costs once, such as averaging, is then counted five times, for every contender alike.
@@ -19,7 +19,8 @@ from fedhb.bench.training import side_by_side, table
 from fedhb.engine.executor import cores
 
 EXAMPLES = 500
-FULL = Task("mobilenet", (3, 32, 32), num_clients=10, examples=EXAMPLES, per_round=10, num_classes=100)
+CLIENTS = Task("mobilenet", (3, 32, 32), num_clients=10, examples=EXAMPLES, per_round=10, num_classes=100)
+FULL = replace(CLIENTS, momentum=0.9, batch_norm="batch")
 SIZE = replace(FULL, examples=100)
 REPEATS = 3
 
