@@ -97,6 +97,18 @@ def test_niws_contribution_is_bounded_as_derived():
     assert length(sums) == pytest.approx(math.sqrt(clip**2 + clip**4)) == pytest.approx(private.bound())
 
 
+def test_what_niws_learned_prior_would_learn_from_is_not_released():
+    """Under noise it would be learned from noise: squares and curvature are zero, and the prior stays what it was."""
+    algorithm = fedhb.NIW()
+    problem, server, received, found = answers(algorithm)
+    assert found["curvature"].any()
+    private = Private(algorithm, privacy(noise=50.0, clip=1.0))
+    sums = private.summarise(problem, received, found, RNG)
+    assert {"squares", "curvature"} <= sums.keys() and not any(sums[key].any() for key in ("squares", "curvature"))
+    new = private.aggregate(problem, server, sums, RNG)
+    assert torch.equal(new["V0"], server["V0"]) and not torch.equal(new["m0"], server["m0"])
+
+
 def test_v0_stays_positive_under_any_noise():
     algorithm = fedhb.NIW(dof="full", update="body")
     problem, server, received, found = answers(algorithm)
@@ -118,6 +130,9 @@ def test_the_noise_has_its_deviation_and_is_new_in_every_round_and_sum():
     assert np.abs(correlations).max() < 5 / math.sqrt(40_000)  # five deviations of a correlation of independent draws
     again = private.noised(sums, 1)["theta"]
     assert torch.equal(again, first["theta"])  # a resumed run draws the same
+    moved = sums | {"theta": sums["theta"] + 1e-12}  # and one that is run again over other answers does not: it would cancel
+    draws = [private.noised(one, 1)["theta"] for one in (sums, moved)]
+    assert abs(np.corrcoef(*draws)[0, 1]) < 5 / math.sqrt(40_000)
     other = Private(algorithm, privacy(noise=2.0, clip=3.0, key=b"x" * 32)).noised(sums, 1)["theta"]
     assert abs(np.corrcoef(other, first["theta"])[0, 1]) < 5 / math.sqrt(40_000)
 

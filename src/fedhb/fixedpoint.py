@@ -27,6 +27,8 @@ from fedhb.errors import InputError
 
 RANGE = 24
 """r: contributions lie within 2^24, which has room for sums over millions of examples' losses."""
+LEAST = 24
+"""Bits after the point: squares of weights' differences, 1e-6 and smaller, must not be rounded away."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Encoding:
     bits: int = 64
 
     def __post_init__(self) -> None:
-        if not 8 <= self.bits <= 64 or self.fraction < 1:
+        if not 8 <= self.bits <= 64 or self.fraction < LEAST:
             raise InputError(
                 f"a modulus of 2^{self.bits} has no room for sums of {self.clients} clients within 2^{RANGE}: "
                 "use a protocol with a larger one (64 bits), or smaller cohorts"

@@ -29,6 +29,7 @@ import torch
 
 from fedhb.algorithms.base import Algorithm, Arrays, Problem
 from fedhb.algorithms.sums import REPORTS, add
+from fedhb.clients import absorb
 from fedhb.errors import InputError
 from fedhb.seeding import Randomness
 
@@ -167,15 +168,23 @@ class Private:
     def noised(self, summary: Arrays, round_number: int) -> Arrays:
         """What is released: the sums with noise, and the cohort's size in place of every count."""
         deviation, found = self.privacy.noise * self.bound(), {}
+        name = f"noise {round_number} {self.mark(summary)}"
         for key, value in summary.items():
             if key in FIXED:
                 continue
             if key in self.withheld():
                 found[key] = value
                 continue
-            found[key] = value + deviation * self.privacy.normal(f"noise {round_number} {key}", value.shape).to(value.device)
+            found[key] = value + deviation * self.privacy.normal(f"{name} {key}", value.shape).to(value.device)
         size = torch.tensor(float(self.privacy.cohort), dtype=torch.float64)
         return found | dict.fromkeys(FIXED, size)
+
+    def mark(self, summary: Arrays) -> str:
+        """A hash of the sums. Noise depends on them: a round that is run again over other answers would else have the same, and
+        the difference of both releases none."""
+        digest = hashlib.sha256()
+        absorb(digest, [summary[key] for key in sorted(summary.keys() - set(FIXED))])
+        return digest.hexdigest()
 
     def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
         """The algorithm's own, from the noised sums; first it may put right what noise makes impossible."""

@@ -187,6 +187,9 @@ def test_krum_is_what_its_definition_says():
     best = sorted(sorted(range(n), key=lambda i: scores[i])[: n - f])
     assert krum(vectors(rows.tolist()), list(range(n)), 0.25) == best and 3 not in best
     assert krum(vectors(rows[:3].tolist()), [0, 1, 2], 0.4) == [0, 1, 2]  # too few to say who is far
+    # by n - f - 2 = 4 neighbours; by 3 it would keep 6 instead of 5, by 5 others again
+    line = [2.3, 9.5, 9.0, 0.3, 0.3, 5.4, 9.4, 3.8]
+    assert krum(vectors([[place] for place in line]), list(range(8)), 0.25) == [0, 2, 3, 4, 5, 7]
 
 
 def test_clipping_shortens_what_is_long_and_nothing_else():

@@ -43,4 +43,4 @@ class Dealer:
         return total & np.uint64(2**self.bits - 1), stayed
 
 
-wide, narrow = Dealer(), Dealer(48)
+wide, narrow = Dealer(), Dealer(52)

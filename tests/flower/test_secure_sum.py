@@ -24,11 +24,12 @@ from fedhb.fixedpoint import RANGE, Encoding
 from fedhb.flower import client
 from fedhb.flower.server import serve
 from fedhb.flower.summed import Summed
+from fedhb.privacy import Private
 
 NUMBERS = st.floats(-(2.0**RANGE), 2.0**RANGE, allow_nan=False)
 
 
-@given(st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=1, max_size=20), st.sampled_from([40, 48, 63, 64]))
+@given(st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=1, max_size=20), st.sampled_from([55, 60, 63, 64]))
 def test_a_decoded_sum_is_within_the_proven_bound(rows, bits):
     code = Encoding({"a": (2,), "b": ()}, clients=len(rows), bits=bits)
     total = np.zeros(3, np.uint64)
@@ -59,8 +60,9 @@ def test_what_is_out_of_range_is_an_error_and_never_clipped(value):
 
 
 def test_a_modulus_that_is_too_small_is_refused():
-    with pytest.raises(InputError, match="no room"):
-        Encoding({"a": ()}, clients=100, bits=32)
+    for bits in (32, 48):  # the second has room for 15 bits after the point, in which squares of small steps are nothing
+        with pytest.raises(InputError, match="no room"):
+            Encoding({"a": ()}, clients=100, bits=bits)
 
 
 @pytest.mark.parametrize("algorithm", ["niw", "mixture", "fedavg"])
@@ -88,7 +90,7 @@ def test_a_coarser_modulus_costs_what_its_bound_says(tmp_path):
         serve(*federation(small("niw", rounds=1, secure_sum=f"standin:{name}"), tmp_path / name)) for name in ("wide", "narrow")
     )
     gap = (fine.state.server["m0"] - coarse.state.server["m0"]).abs().max().item()
-    assert 0 < gap <= 2 * Encoding({"a": ()}, clients=2, bits=48).error(1.0)
+    assert 0 < gap <= 2 * Encoding({"a": ()}, clients=2, bits=52).error(1.0)
 
 
 def test_clients_that_drop_out_are_left_out_of_the_sum(tmp_path):
@@ -199,8 +201,9 @@ def test_a_sum_of_other_weights_than_its_clients_have_is_refused(tmp_path, monke
     assert events[0]["event"] == "sum refused" and "examples, and those that stayed have" in events[0]["detail"]
 
 
-def test_private_sums(tmp_path):
+def test_private_sums(tmp_path, monkeypatch):
     """With differential privacy clients clip what they contribute before it is masked, and the server adds the noise."""
+    monkeypatch.setattr(Private, "mark", lambda self, summary: "")  # else noise follows from the sums' rounding
     pytest.importorskip("dp_accounting")
     for name in ("summed", "plain"):
         (tmp_path / name).mkdir()

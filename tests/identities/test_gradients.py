@@ -157,6 +157,18 @@ def test_a_cohort_of_which_one_took_many_steps_or_that_has_one_client_tells_noth
         assert not nothing.any()
 
 
+def test_clients_that_are_alike_differ_by_nothing_however_far_each_goes() -> None:
+    """They go W_i g: all of X is the share of g, r Y with r = sum W_i^2 / (sum W_i)^2, and not 1/n of Y."""
+    W, g = torch.tensor([0.3, 0.1, 0.05, 0.6], dtype=torch.float64), normal(20, seed=2)
+    moved = W.unsqueeze(1) * g
+    X, Y = moved.square().sum().view(1), moved.sum(0).square().sum().view(1)
+    reached = torch.stack([torch.tensor(4.0).double(), W.sum(), W.square().sum(), torch.tensor(0.1).double()])
+    told = gradients.seen(X, Y, torch.tensor(4.0).double(), reached)
+    assert told[0].item() == pytest.approx(0.0, abs=1e-12) and told[1] > 0
+    apart = gradients.seen(X + 1.0, Y, torch.tensor(4.0).double(), reached)[0].item()
+    assert apart == pytest.approx(4.0 / (1.0 - 0.4625 / 1.05**2) / 0.4625)
+
+
 @pytest.mark.parametrize("W", [0.0, -1.0, 1e-30, 1e30])
 @pytest.mark.parametrize("squares", [0.0, -1.0, 1e-10, 1e10])
 def test_what_a_client_says_keeps_finite(W: float, squares: float) -> None:

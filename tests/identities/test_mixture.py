@@ -310,6 +310,44 @@ def test_a_prototype_that_starts_again_has_the_buffers_of_the_one_beside_it() ->
 # ---- the gate
 
 
+def test_the_gate_learns_the_nearest_prototype_and_is_averaged_alike() -> None:
+    """Alg. 7: a step on (x, j*), j* = argmin_j |m_i - r_j|, by hand; and 1/N_f sum_i beta_i, whatever the clients' sizes."""
+    clients = labelled(9, 2)
+    problem, lr = problem_of(mlp(4, 5, 3), clients), 0.1
+    algorithm = mixture(num_prototypes=3, sigma2=1e6)  # hardly a pull
+    theta = problem.network.theta
+    server = algorithm.start(problem, RNG) | {"r": torch.stack([theta, theta + 0.1, theta + 10.0])}
+    received = algorithm.broadcast(server, [0, 1])
+    found, _ = algorithm.local_update(problem, received, clients, {}, plan_of(batch_size=9, lr=lr), RNG)
+    distances = (found["m"].unsqueeze(1) - server["r"]).square().sum(-1)
+    assert distances.argmin(1).tolist() == [1, 1] and distances.argmax(1).tolist() == [2, 2]  # the centre is at theta + 3.4
+    network = problem.network.gate(3)
+    for c in range(2):
+        x, _ = clients.train.examples(c)
+
+        def loss(beta: Tensor, x: Tensor = x) -> Tensor:
+            hidden = torch.tanh(x.double() @ beta[:20].view(5, 4).T + beta[20:25])
+            logits = hidden @ network.head[:15].view(3, 5).T + network.head[15:]
+            return nn.functional.cross_entropy(logits, torch.full((len(x),), 1))
+
+        expected = server["beta"] - lr * torch.func.grad(loss)(server["beta"])
+        torch.testing.assert_close(found["beta"][c], expected, rtol=0, atol=1e-12)
+    new = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, RNG), RNG)
+    torch.testing.assert_close(new["beta"], found["beta"].mean(0), rtol=0, atol=1e-12)
+
+
+def test_a_round_records_how_many_prototypes_are_at_work() -> None:
+    """exp of the entropy of the clients' shares, which sum to one, for any number of clients."""
+    algorithm, m = mixture(num_prototypes=K, sigma2=1e-3), normal(K, D, seed=1)
+    for clients, effective in (([0, 1, 2] * 2, 3.0), ([0, 1] * 4, 2.0), ([2] * 5, 1.0)):
+        found = {"m": m[clients], "examples": torch.ones(len(clients), dtype=torch.float64)}
+        found |= {key: torch.zeros(len(clients), dtype=torch.float64) for key in ("loss", "score", "kl")}
+        problem, server = server_problem(), server_of(m)
+        record = algorithm.report(problem, server, algorithm.summarise(problem, server, found, RNG))
+        assert sum(record["responsibilities"]) == pytest.approx(1.0)
+        assert record["effective_prototypes"] == pytest.approx(effective, rel=1e-6)
+
+
 def test_prediction_mixes_probabilities_by_the_gate() -> None:
     module, x = mlp(4, 5, 3), normal(6, 4, seed=2)
     problem = problem_of(module, labelled(9, 6))

@@ -136,6 +136,16 @@ def test_the_update_by_hand(momentum: float) -> None:
     assert found["kl"].item() == pytest.approx(kl(values).sum().item(), rel=1e-12)
 
 
+def test_the_strength_is_each_clients_own() -> None:
+    """zeta / |D_i|: the federation's size does not count."""
+    problem, clients = linear_gaussian(3, 9)
+    larger = problem_of(linear(3), clients, GaussianRegression(noise=NOISE), num_examples=1000)
+    algorithm, plan = PFedBayes(zeta=0.7, rho0=-1.0), plan_of(epochs=2, batch_size=3)
+    received, memory = algorithm.start(problem, RNG), algorithm.remember(problem, clients)
+    found, other = (algorithm.local_update(one, received, clients, memory, plan, RNG)[0] for one in (problem, larger))
+    assert torch.equal(found["mu"], other["mu"])
+
+
 class Held(Pair):
     """A pair whose w stays where it is."""
 

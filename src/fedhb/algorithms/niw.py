@@ -150,7 +150,8 @@ class NIW(Bounded, Hierarchical):
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)."""
-        precision, m0, found = self._precision(problem, received), received["m0"], torch.zeros(len(m)).to(m).double()
+        precision, m0 = self._precision(problem, received).to(m.dtype), received["m0"]
+        found = torch.zeros(len(m)).to(m).double()
         for part in blocks(*m.shape):
             found += torch.mv((m[:, part] - m0[part]).square_(), precision[part]).double()
         return 0.5 * found
@@ -167,11 +168,13 @@ class NIW(Bounded, Hierarchical):
         return 0.5 * float(self._precision(problem, received).double() @ summary["squares"])
 
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
-        """1/2 sum_k (log Sigma*_k + eps^2 / Sigma*_k), Sigma* as in `kl`; per layer q_i's, 1/2 sum_l d_l log(1 + u_l h_l)."""
+        """1/2 sum_k (log Sigma*_k + (eps^2 + (1 - p_do) m0_k^2) / Sigma*_k), Sigma* as in `kl`, spikes at zero being as far from
+        m0 whatever m_i is; per layer q_i's, 1/2 sum_l d_l log(1 + u_l h_l)."""
         if self.dof == "per_layer":
             return occam(self._variance(problem, received), received["evidence"], self._layers(problem))
         precision = self._precision(problem, received) / self.p_do
-        return 0.5 * (self.eps**2 * distributions.total(precision) - distributions.total(precision.log_()))
+        spikes = (1.0 - self.p_do) * distributions.total(precision * received["m0"].square())
+        return 0.5 * (spikes + self.eps**2 * distributions.total(precision) - distributions.total(precision.log_()))
 
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""
