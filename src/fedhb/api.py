@@ -17,6 +17,7 @@ from torch import nn
 
 from fedhb import algorithms
 from fedhb.algorithms import Algorithm, Federation, Personalised, Plan, Problem
+from fedhb.checks import check_alike
 from fedhb.clients import SPLITS, Clients
 from fedhb.conduct import Job, claim, conduct, mechanism, top_settings
 from fedhb.defence import Defence
@@ -129,7 +130,7 @@ def fit(
     if evaluate_on and holdout is not None and not holdout.has(evaluate_on):
         raise InputError(f"the holdout clients have no {evaluate_on} examples: give some, or choose another evaluate_on")
     if holdout is not None:
-        clients.check_alike(holdout, "holdout")
+        check_alike(clients, holdout, "holdout")
     if holdout is not None and (both := set(clients.ids.tolist()) & set(holdout.ids.tolist())):
         raise InputError(
             f"client {min(both)} trains and is held out: give the holdout clients ids of their own, from_arrays(..., ids=...)"

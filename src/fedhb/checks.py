@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -69,4 +70,18 @@ def suspect_targets(y: np.ndarray) -> None:
             f"no training example has class {absent}, though labels go up to {found[-1]}: number the classes from 0 without gaps "
             "(in Python, or say how many there are: num_classes)",
             stacklevel=3,
+        )
+
+
+def check_alike(clients: Any, others: Any, what: str) -> None:
+    """Refuse clients with other inputs or targets than those that train."""
+    mine, theirs = clients.train.x.shape[1:], others.train.x.shape[1:]
+    if mine != theirs:
+        raise InputError(f"{what} clients have inputs of shape {tuple(theirs)}, the others {tuple(mine)}: make them alike")
+    if (clients.num_classes is None) != (others.num_classes is None) or clients.train.y.shape[1:] != others.train.y.shape[1:]:
+        raise InputError(f"{what} clients have other targets than the others (labels, or real ones): make them alike")
+    if clients.num_classes is not None and others.num_classes is not None and others.num_classes > clients.num_classes:
+        raise InputError(
+            f"{what} clients have {others.num_classes} classes, the others {clients.num_classes}: give num_classes="
+            f"{others.num_classes} to both"
         )

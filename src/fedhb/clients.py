@@ -6,7 +6,7 @@ is a selection of clients over the same pool, so that nothing is copied until a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -284,19 +284,6 @@ class Clients:
         share: Share | None = getattr(self, split)
         return share is not None and len(share.rows) > 0
 
-    def check_alike(self, others: Clients, what: str) -> None:
-        """Refuse clients with other inputs or targets than these."""
-        mine, theirs = self.train.x.shape[1:], others.train.x.shape[1:]
-        if mine != theirs:
-            raise InputError(f"{what} clients have inputs of shape {tuple(theirs)}, the others {tuple(mine)}: make them alike")
-        if (self.num_classes is None) != (others.num_classes is None) or self.train.y.shape[1:] != others.train.y.shape[1:]:
-            raise InputError(f"{what} clients have other targets than the others (labels, or real ones): make them alike")
-        if self.num_classes is not None and others.num_classes is not None and others.num_classes > self.num_classes:
-            raise InputError(
-                f"{what} clients have {others.num_classes} classes, the others {self.num_classes}: give num_classes="
-                f"{others.num_classes} to both"
-            )
-
     def select(self, positions: Sequence[int]) -> Clients:
         """The clients at these positions, over the same pool."""
         return replace(
@@ -355,14 +342,6 @@ class Clients:
 def _about(dataset: Dataset) -> dict[str, Any]:
     augment = "crop-flip" if dataset.name in AUGMENTED and dataset.train.x.ndim == 4 else None
     return {"augment": augment, "name": dataset.name, "title": dataset.title, "files": dataset.files}
-
-
-def absorb(digest: Any, tensors: Iterable[Tensor]) -> None:
-    """Add tensors, with their shapes and types, to a hash."""
-    for tensor in tensors:
-        values = tensor.detach().cpu().contiguous().numpy()
-        digest.update(f"{values.dtype}{values.shape}".encode())
-        digest.update(values.reshape(-1).view(np.uint8))  # in place: a pool of images may have half a gigabyte
 
 
 def targets(y: np.ndarray) -> Tensor:

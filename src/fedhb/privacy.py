@@ -29,9 +29,8 @@ import torch
 
 from fedhb.algorithms.base import Algorithm, Arrays, Problem
 from fedhb.algorithms.sums import REPORTS, add
-from fedhb.clients import absorb
 from fedhb.errors import InputError
-from fedhb.seeding import Randomness
+from fedhb.seeding import Randomness, absorb
 
 FIXED = ("count", "weight", "examples")
 """Sums that are the cohort's size where every client counts alike."""

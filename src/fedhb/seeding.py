@@ -6,9 +6,13 @@ So a run can stop after any round and go on with the same numbers, and clients m
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 SERVER = -1
 """The client id that stands for the server."""
@@ -30,3 +34,11 @@ class Randomness:
     def __call__(self, client: int, purpose: str) -> torch.Generator:
         """The generator of this client (or `SERVER`) for this purpose."""
         return torch.Generator().manual_seed(derive(self.seed, self.round, client, purpose))
+
+
+def absorb(digest: Any, tensors: Iterable[Tensor]) -> None:
+    """Add tensors, with their shapes and types, to a hash."""
+    for tensor in tensors:
+        values = tensor.detach().cpu().contiguous().numpy()
+        digest.update(f"{values.dtype}{values.shape}".encode())
+        digest.update(values.reshape(-1).view(np.uint8))  # in place: a pool of images may have half a gigabyte

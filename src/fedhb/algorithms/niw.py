@@ -41,8 +41,7 @@ from fedhb.likelihood import check_sample
 from fedhb.seeding import Randomness
 from fedhb.values import setting
 
-TINY = 1e-12
-"""Stands for lambda0 = 0 in the KL of q(phi), whose constant is infinite for a flat prior on mu."""
+TINY = 1e-12  # stands for lambda0 = 0 in the KL of q(phi), whose constant is infinite for a flat prior on mu
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class NIW(Bounded, Hierarchical):
     relax: bool = setting(True, "per layer: a longer server's step while successive steps agree")
     along: bool = setting(True, "with relax: a step as if mu had gone along with the clients")
     same_steps: bool = setting(True, "per layer: with few examples personalise for more epochs (few.py)")
-    prior_scale: float = setting(1.0, "Sigma_0 = prior_scale^2 I; per layer what is there before u is learned", positive=True)
+    prior_scale: float = setting(1.0, "Sigma_0 = prior_scale^2 I; per layer what u is before it is learned", positive=True)
     dof: Literal["full", "per_coordinate", "per_layer"] = setting(
         "per_layer",
         "one NIW of dimension d, d of 1, or one a tensor: full, per_coordinate or per_layer",
@@ -150,10 +149,9 @@ class NIW(Bounded, Hierarchical):
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)."""
-        precision, m0 = self._precision(problem, received).to(m.dtype), received["m0"]
-        found = torch.zeros(len(m)).to(m).double()
+        precision, found = self._precision(problem, received).to(m.dtype), m.new_zeros(len(m), dtype=torch.float64)
         for part in blocks(*m.shape):
-            found += torch.mv((m[:, part] - m0[part]).square_(), precision[part]).double()
+            found += torch.mv((m[:, part] - received["m0"][part]).square_(), precision[part]).double()
         return 0.5 * found
 
     def reports(self, problem: Problem, received: Arrays, m: Tensor) -> Arrays:
@@ -168,13 +166,12 @@ class NIW(Bounded, Hierarchical):
         return 0.5 * float(self._precision(problem, received).double() @ summary["squares"])
 
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
-        """1/2 sum_k (log Sigma*_k + (eps^2 + (1 - p_do) m0_k^2) / Sigma*_k), Sigma* as in `kl`, spikes at zero being as far from
-        m0 whatever m_i is; per layer q_i's, 1/2 sum_l d_l log(1 + u_l h_l)."""
+        """1/2 sum_k (log Sigma*_k + (eps^2 + (1 - p_do) m0_k^2) / Sigma*_k); per layer q_i's, 1/2 sum_l d_l log(1 + u_l h_l)."""
         if self.dof == "per_layer":
             return occam(self._variance(problem, received), received["evidence"], self._layers(problem))
         precision = self._precision(problem, received) / self.p_do
-        spikes = (1.0 - self.p_do) * distributions.total(precision * received["m0"].square())
-        return 0.5 * (spikes + self.eps**2 * distributions.total(precision) - distributions.total(precision.log_()))
+        wide = self.eps**2 + (1.0 - self.p_do) * received["m0"].square()  # spikes at zero are as far from m0 whatever m_i is
+        return 0.5 * (distributions.total(precision * wide) - distributions.total(precision.log_()))
 
     def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
         """count, sum_i (m_i - m0), sum_i (m_i - m0)^2."""

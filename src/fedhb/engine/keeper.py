@@ -8,10 +8,11 @@ import json
 from typing import Any
 
 from fedhb.algorithms.base import Arrays, Problem
-from fedhb.clients import Clients, absorb
+from fedhb.clients import Clients
 from fedhb.engine import checkpoint
 from fedhb.engine.folder import RunFolder
 from fedhb.engine.loop import Callback, State, Training
+from fedhb.seeding import absorb
 
 
 class Keeper(Callback):

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhb.clients import Clients, absorb
+from fedhb.clients import Clients
 from fedhb.files import sealed, unsealed_text
+from fedhb.seeding import absorb
 
 
 def mark_of(about: Sequence[Any], clients: Clients, split: str) -> str:
