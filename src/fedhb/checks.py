@@ -30,7 +30,7 @@ def check_digits(x: np.ndarray, what: str) -> None:
     for k in range(x.shape[1]):
         column = x[:, k].astype(np.float64)
         lost, deviation = np.abs(column - column.astype(np.float32)).max(initial=0.0), column.std() if len(column) else 0.0
-        if lost > 1e-3 * deviation > 0 or (lost > 0 and x.dtype.kind != "f"):
+        if lost > 0.01 * deviation > 0 or (lost > 0 and x.dtype.kind != "f"):
             warnings.warn(
                 f"column {k} of the {what} is used with seven digits, and loses others: it deviates by {deviation:.3g} around "
                 f"{column.mean():.10g}; subtract that first, or number what it counts from 0",

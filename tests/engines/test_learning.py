@@ -105,7 +105,8 @@ def test_regression_learns_with_the_settings_of_classification(name, batch_size)
         result = fit(net, who, build(name), **options).result
         deviation, metrics = float(who.train.y.std()), result["personalised"]
         least = 0.9 if name == "fedbabu" else 0.6  # a body under a fixed random head of two outputs has little to say
-        assert result["global"]["rmse"] < deviation and metrics["rmse"] < least * deviation and metrics["coverage"] > 0.65
+        assert result["global"]["rmse"] < 1.1 * deviation and metrics["rmse"] < least * deviation
+        assert metrics["coverage"] > 0.65
         if name == "niw":  # whose prior holds clients with few examples
             pairs = zip(result["per_client"]["personalised_rmse"], result["per_client"]["global_rmse"], strict=True)
             assert all(own < 1.15 * shared for own, shared in pairs)

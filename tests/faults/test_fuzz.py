@@ -32,7 +32,7 @@ from scale import cases
 import fedhb
 from builders import mlp
 from fedhb.data import arrays, cifar, idx
-from fedhb.engine import checkpoint, folder
+from fedhb.engine import checkpoint
 from fedhb.errors import InputError
 from fedhb.files import sealed
 from fedhb.settings import Settings
@@ -425,7 +425,7 @@ def test_json_that_is_no_record(content, stored, tmp_path):
 
 
 def test_a_json_file_has_a_bound(stored, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "MOST_JSON", 100)
+    monkeypatch.setattr("fedhb.files.MOST_JSON", 100)
     lay_out(tmp_path, stored)
     with pytest.raises(InputError, match="more than 100 bytes"):
         fedhb.load(tmp_path, model=mlp(torch.float32))

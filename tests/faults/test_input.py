@@ -36,8 +36,8 @@ def fit(model: Any = None, who: Clients | None = None, algorithm: Any = None, **
     ("train", "test", "says"),
     [
         ([(X, Y), (X[:0], Y[:0])], None, "client 1 has no training examples"),
-        ([(np.full_like(X, np.nan), Y)], None, "client 0: row 0 holds NaN"),
-        ([(X, Y), (np.where(np.eye(3, 4) > 0, np.inf, X), Y)], None, "client 1: row 0 holds NaN or infinity"),
+        ([(np.full_like(X, np.nan), Y)], None, "client 0: row 0, column 0 holds NaN"),
+        ([(X, Y), (np.where(np.eye(3, 4) > 0, np.inf, X), Y)], None, "client 1: row 0, column 0 holds NaN or infinity"),
         ([(X, np.array([0, 1, -1]))], None, "label -1 is out of range"),
         ([(X, Y), (X[:, :3], Y)], None, r"client 1 has inputs of shape \(3,\), others of \(4,\)"),
         ([(X, Y[:2])], None, "client 0 has 3 training inputs but 2 targets"),
@@ -234,7 +234,7 @@ def run() -> Any:
     [
         (np.zeros((2, 3)), r"inputs have shape \(2, 3\): give \[n, 4\]"),
         (np.zeros(4), r"inputs have shape \(4,\)"),
-        (np.full((2, 4), np.nan), "inputs: row 0 holds NaN"),
+        (np.full((2, 4), np.nan), "inputs: row 0, column 0 holds NaN"),
         (np.full((2, 4), "a"), "inputs have type <U1"),
         (np.zeros((2, 4), complex), "inputs have type complex128"),
     ],
@@ -267,7 +267,7 @@ def test_targets_of_a_personalised_regression():
     regression = fit(mlp(torch.float32, outputs=4), who)
     with pytest.raises(InputError, match=r"shape \(3,\)"):
         regression.personalise(X, np.zeros(3))
-    with pytest.raises(InputError, match="targets: row 1 holds NaN"):
+    with pytest.raises(InputError, match="targets: row 1, column 0 holds NaN"):
         regression.personalise(X, np.array([[0, 0], [np.nan, 0], [0, 0]]))
 
 
@@ -288,7 +288,7 @@ def test_nothing_to_predict(run):
 
 
 def test_evaluating_a_split_that_is_not_there(run):
-    with pytest.raises(InputError, match="no validation examples"):
+    with pytest.raises(InputError, match="split='validation': give one that the clients have"):
         run.evaluate(clients(), "validation")
 
 

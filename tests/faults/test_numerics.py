@@ -171,6 +171,7 @@ def test_a_learning_rate_of_any_size(name):
         assert all(math.isfinite(v) for task in ("global", "personalised") for v in run.result[task].values() if v is not None)
 
 
+@pytest.mark.filterwarnings("ignore:column .* of the inputs is used with seven digits")
 @many
 @given(
     scale=SCALES, shift=SCALES, sizes=st.lists(st.sampled_from([1, 2, 5, 50]), min_size=1, max_size=5), seed=st.integers(0, 99)
