@@ -853,6 +853,16 @@ def test_a_run_is_not_loaded_with_another_module(tmp_path):
             fedhb.load(tmp_path / "run", model=other)
 
 
+@pytest.mark.parametrize("probe", [[], [0.0], [0.0] * 100, "zeros", [1]])
+def test_a_probe_that_makes_no_sense_is_refused(probe, tmp_path):
+    fit(out=tmp_path / "run")
+    path = tmp_path / "run/problem.json"
+    record = {key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"}
+    path.write_bytes(sealed(record | {"probe": probe}))
+    with pytest.raises(InputError, match=r"another module|'probe'"):
+        fedhb.load(tmp_path / "run", model=mlp(torch.float32))
+
+
 class Twice(nn.Module):
     def __init__(self, inner: nn.Linear):
         super().__init__()

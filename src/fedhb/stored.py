@@ -134,10 +134,10 @@ class Stored:
         if self.probe is None:
             return
         found = probe(network, self.input_shape)
-        if found is not None and not np.allclose(found, self.probe, rtol=1e-3, atol=1e-4):
+        if found is not None and (len(found) != len(self.probe) or not np.allclose(found, self.probe, rtol=1e-3, atol=1e-4)):
             raise InputError(
-                f"{folder.path} was trained with another module, which gave {self.probe[0]:.4g} where this one gives "
-                f"{found[0]:.4g}: give the one that was trained"
+                f"{folder.path} was trained with another module, which gave {self.probe[:2]} where this one gives {found[:2]}: "
+                "give the one that was trained"
             )
 
     def make_algorithm(self, folder: RunFolder, given: Algorithm | None) -> Algorithm:
