@@ -77,11 +77,11 @@ def check_model(network: Network, likelihood: Likelihood, clients: Clients) -> N
         why = f"for {clients.num_classes} classes" if clients.num_classes else "(mean and noise of each target)"
         raise InputError(f"the model has {outputs} outputs, but {likelihood.num_outputs} are needed {why}: change its last layer")
     x = clients.train.x[clients.train.rows[:: max(1, len(clients.train.rows) // 8)]]  # of several clients
-    found = network.outputs(_own_weights(network), x.unsqueeze(0))[0]
+    found = network.outputs(own_weights(network), x.unsqueeze(0))[0]
     if isinstance(likelihood, Categorical) and (found >= 0).all() and (found.sum(-1) - 1.0).abs().max() < 1e-4:
         warnings.warn("the model gives probabilities, and logits are wanted: leave out its softmax", stacklevel=3)
     if len(x) > 1 and not network.normalises_by_batch:
-        alone = network.outputs(_own_weights(network), x[-1:].unsqueeze(0))[0, 0]
+        alone = network.outputs(own_weights(network), x[-1:].unsqueeze(0))[0, 0]
         if not torch.allclose(alone, found[-1], rtol=1e-3, atol=1e-4):
             warnings.warn(
                 "the model's output for an example depends on the others of its batch: does a recurrent layer or an attention "
@@ -118,7 +118,7 @@ def check_single(network: Network, clients: Clients, split: str | None) -> None:
     if not alone or not network.normalises_by_batch:
         return
     try:  # maps of more than one pixel have enough to normalise by
-        network.outputs(_own_weights(network), clients.train.x[:1].unsqueeze(0))
+        network.outputs(own_weights(network), clients.train.x[:1].unsqueeze(0))
     except ValueError:
         raise InputError(
             f"client {alone[0]} has a single {split} example, and this network normalises by the batch: leave it out, or "
@@ -126,14 +126,15 @@ def check_single(network: Network, clients: Clients, split: str | None) -> None:
         ) from None
 
 
-def _own_weights(network: Network) -> Weights:
+def own_weights(network: Network) -> Weights:
+    """The network as it was made, for one client."""
     return Weights(*(vector.unsqueeze(0) for vector in (network.theta, network.head, network.buffers)))
 
 
 def _num_outputs(network: Network, clients: Clients) -> int:
     x = clients.train.x[:2]
     try:
-        outputs: Tensor = network.outputs(_own_weights(network), x.unsqueeze(0))
+        outputs: Tensor = network.outputs(own_weights(network), x.unsqueeze(0))
     except Exception as error:  # the user's own code: anything may go wrong in it
         raise InputError(
             f"the model does not work on inputs of shape {tuple(x.shape[1:])}: {reason(error)}. It must take a batch of them "

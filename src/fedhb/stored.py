@@ -23,8 +23,8 @@ from fedhb.clients import Scaling
 from fedhb.engine.folder import RunFolder
 from fedhb.errors import InputError, reason
 from fedhb.likelihood import Categorical, GaussianRegression, Likelihood
-from fedhb.models import make_model
-from fedhb.network import Network, Weights
+from fedhb.models import make_model, own_weights
+from fedhb.network import Network
 from fedhb.run import Run, one_thread
 from fedhb.settings import MOST
 
@@ -221,10 +221,11 @@ def class_of(algorithm: Any) -> str:
 
 def probe(network: Network, shape: Sequence[int]) -> list[float] | None:
     """The network's first outputs for zeros, by which a module is known again; None of one that gives others every time."""
-    weights = Weights(network.theta[None], network.head[None], network.buffers[None])
     try:
         with one_thread():
-            first, second = (network.outputs(weights, torch.zeros(1, 2, *shape, device=network.device)) for _ in range(2))
+            first, second = (
+                network.outputs(own_weights(network), torch.zeros(1, 2, *shape, device=network.device)) for _ in range(2)
+            )
     except Exception:  # of a module of the user's own, which may not take zeros
         return None
     found = first[0, 0].double().cpu()
