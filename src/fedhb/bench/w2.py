@@ -19,8 +19,9 @@ from fedhb.bench.training import side_by_side, table
 from fedhb.engine.executor import cores
 
 EXAMPLES = 500
-CLIENTS = Task("mobilenet", (3, 32, 32), num_clients=10, examples=EXAMPLES, per_round=10, num_classes=100)
-FULL = replace(CLIENTS, momentum=0.9, batch_norm="batch")
+FULL = Task(
+    "mobilenet", (3, 32, 32), num_clients=10, examples=EXAMPLES, per_round=10, momentum=0.9, batch_norm="batch", num_classes=100
+)
 SIZE = replace(FULL, examples=100)
 REPEATS = 3
 
