@@ -22,7 +22,7 @@ LAYERS = (
     ("likelihood",),
     ("distributions",),
     ("algorithms",),
-    ("updates", "privacy", "fixedpoint"),
+    ("updates", "privacy"),
     ("defence", "hostile"),
     ("engine",),
     ("evaluation",),

@@ -39,7 +39,7 @@ values = st.one_of(
     st.lists(st.one_of(st.integers(), st.text(max_size=5))),
 )
 fields = {
-    **dict.fromkeys(("dataset", "data", "model", "head", "device", "secure_sum", "unseen"), st.text()),
+    **dict.fromkeys(("dataset", "data", "model", "head", "device", "unseen"), st.text()),
     **dict.fromkeys(
         ("num_clients", "rounds", "local_epochs", "batch_size", "personal_epochs", "checkpoint_every", "shards_per_client"),
         at_least_one,
@@ -73,7 +73,7 @@ def read_back(settings, folder):
 
 @given(st.fixed_dictionaries({}, optional=fields))
 def test_what_is_written_is_read_back(tmp_path_factory, given_values):
-    if given_values.get("dp_noise") or given_values.get("secure_sum"):
+    if given_values.get("dp_noise"):
         given_values.pop("defence", None)  # the one hides what the other looks at
     settings = Settings(**given_values)
     assert read_back(settings, tmp_path_factory.getbasetemp()) == settings

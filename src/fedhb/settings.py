@@ -101,7 +101,6 @@ class Settings:
     device: str = _setting("cpu", "cpu or cuda")
     workers: int = _setting(0, "worker processes; 0: as many as pay off")
     checkpoint_every: int = _setting(10, "rounds between checkpoints")
-    secure_sum: str = _setting("", "a protocol, pkg.mod:protocol, under which a federation's server sees sums alone (deploy)")
     dp_noise: float = _setting(0.0, "differential privacy: noise on the sums, in units of the longest contribution; 0: none")
     dp_clip: float = _setting(1.0, "C: length that a client's contribution is clipped to")
     dp_delta: float = _setting(1e-5, "delta at which epsilon is reported")
@@ -148,9 +147,9 @@ class Settings:
             raise InputError(f"fraction={self.fraction}: give the share of clients in a round, above 0 and at most 1")
         if self.evaluate_on == "validation" and self.validation == 0:
             raise InputError("evaluate_on='validation' needs a validation split: give validation, such as 0.1")
-        if filters(self.defence, ("default",)) and (self.dp_noise or self.secure_sum):
+        if filters(self.defence, ("default",)) and self.dp_noise:
             raise InputError(
-                f"defence={self.defence!r} looks at single answers, which dp_noise and secure_sum hide or bound: choose one"
+                f"defence={self.defence!r} looks at single answers, which dp_noise hides: choose one"
             )
         choices = {
             "algorithm": ALGORITHMS,

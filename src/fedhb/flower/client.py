@@ -20,7 +20,6 @@ from fedhb.flower.census import Census, Facts
 from fedhb.flower.memory import Memory
 from fedhb.flower.node import Node, client_id, load
 from fedhb.flower.records import to_arrays, to_config, to_record
-from fedhb.flower.secure import encoding, protocol
 from fedhb.flower.task import Task, settings_of
 from fedhb.run import one_thread
 from fedhb.seeding import Randomness
@@ -41,21 +40,6 @@ def train(message: Message, context: Context) -> Message:
     work = Work(message, context)
     found = work.found()
     return work.reply({"found": to_record(found)}, work.lost)
-
-
-@app.train("secure")
-def train_for_a_sum(message: Message, context: Context) -> Message:
-    """The same where the server is to see sums alone: the protocol masks what this client contributes to them."""
-    chosen = protocol(settings_of(context.run_config).secure_sum)
-
-    def contribute() -> Any:
-        work = Work(message, context)
-        algorithm, device = work.task.job().trained, work.task.settings.device
-        received, found = to_arrays(message.content["received"], device), work.found()
-        code = encoding(work.task, algorithm, int(work.order["cohort"]), chosen.bits)
-        return code.encode(algorithm.summarise(work.task.problem, received, found, work.rng))
-
-    return chosen.client(message, context, contribute)
 
 
 @app.evaluate()

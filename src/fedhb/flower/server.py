@@ -5,7 +5,7 @@ Run config: `settings` (the text of a settings file), `out` (a folder of the ser
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from fedhb.flower.census import Census
 from fedhb.flower.executor import Federated
 from fedhb.flower.journal import Journal
 from fedhb.flower.roster import Roster
-from fedhb.flower.summed import Summed
 from fedhb.flower.task import Rules, Task, settings_of
 from fedhb.run import Run
 from fedhb.settings import Settings
@@ -74,9 +73,7 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
 
     def engine(state: State) -> Federated:
         journal.stand("training", f"{state.done} of {job.training.rounds} rounds are done")
-        kind = Summed if settings.secure_sum else Federated
-        counted = state.counted or counted_in(folder.rounds())  # checkpoints of earlier versions do not say
-        made.append(kind(task, job.trained, grid, roster, rules, journal, counted))
+        made.append(Federated(task, job.trained, grid, roster, rules, journal, state.counted))
         return made[0]
 
     def files(result: Run) -> dict[str, bytes]:
@@ -125,11 +122,6 @@ def take_census(roster: Roster, folder: RunFolder, journal: Journal, resume: boo
         journal.stand("waiting", "for the nodes of the run that is resumed")
         return Census.read(kept["census"])
     return roster.gather(lambda text: journal.stand("waiting", text))
-
-
-def counted_in(records: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """The round of each client's last answer that counted, by the rounds' records."""
-    return {client: record["round"] for record in records for client in record.get("answered", ())}
 
 
 def server_inputs(settings: Settings) -> Any:
