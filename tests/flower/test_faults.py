@@ -395,19 +395,6 @@ def test_memories_outlive_the_records_of_the_rounds(tmp_path):
     assert [order["counted"] for order in asked if order["round"] == 3] == [2] * 4
 
 
-def test_a_checkpoint_that_does_not_say_whose_memories_count_is_resumed_by_its_records(tmp_path):
-    settings = small("fedpop", rounds=3, fraction=1.0, max_examples=10)
-    clean = serve(*federation(settings, tmp_path / "clean"))
-    grid, chosen = federation(settings, tmp_path / "out")
-    stopped_in_round(grid, chosen, 3)
-    for path in (tmp_path / "out" / "checkpoint").glob("round-*.json"):
-        manifest = unsealed(path)
-        assert manifest.pop("counted").keys() == {"0", "1", "2", "3"}
-        path.write_bytes(sealed(manifest))
-    run = serve(grid, chosen | {"resume": True})
-    assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items())
-
-
 def test_a_private_runs_checkpoint_does_not_say_who_took_part(tmp_path):
     """It is what a model is loaded from, and given away with."""
     serve(*federation(small("fedavg", rounds=2, dp_noise=0.2, dp_clip=0.5), tmp_path / "out"))

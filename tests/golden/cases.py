@@ -5,6 +5,7 @@ Each case is a function that takes an empty folder and returns arrays by name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import warnings
@@ -120,10 +121,8 @@ def resumed(algorithm: Any, folder: Path) -> Numbers:
             if state.done == 2:
                 raise KeyboardInterrupt
 
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         fit(algorithm, rounds=4, out=folder / "run", callbacks=[Stop()])
-    except KeyboardInterrupt:
-        pass
     return numbers(fit(algorithm, rounds=4, out=folder / "run", resume=True))
 
 
@@ -172,7 +171,8 @@ def on_flower(name: str, folder: Path, **changes: Any) -> Numbers:
 
     small = {
         "dataset": "digits", "num_clients": 3, "shards_per_client": 4, "max_examples": 40, "fraction": 1.0, "rounds": 2,
-        "batch_size": 10, "personal_epochs": 1, "workers": 1, "algorithm": NAMES.get(name, name), "model": {"name": "mlp", "hidden": 6},
+        "batch_size": 10, "personal_epochs": 1, "workers": 1, "algorithm": NAMES.get(name, name),
+        "model": {"name": "mlp", "hidden": 6},
     }  # fmt: skip
     settings = Settings.resolve(small | changes, {})
     config = {"settings": settings.to_toml({}), "out": str(folder / "out"), "nodes": 3, "poll": 0.001, "deadline": 5.0}
@@ -183,6 +183,12 @@ def on_flower(name: str, folder: Path, **changes: Any) -> Numbers:
 def small_mobilenet(channels: int = 3) -> nn.Module:
     """MobileNet of an eighth of its width."""
     return seeded(lambda: fedhb.nets.mobilenet((channels, 32, 32), 3, width=0.125))
+
+
+def mobile(algorithm: Any, **options: Any) -> Numbers:
+    """A run of a small MobileNet."""
+    who, some = images(32, (9, 12, 7), 3), {"rounds": 2, "local_epochs": 1, "personal_epochs": 1}
+    return numbers(fit(algorithm, who, small_mobilenet(), **some | options))
 
 
 def cases() -> dict[str, Callable[[Path], Numbers]]:
@@ -223,13 +229,8 @@ def cases() -> dict[str, Callable[[Path], Numbers]]:
     for name in ("empirical-bayes", "mixture", "fedavg"):
         add(f"convnet, {name}", lambda _, n=name: numbers(fit(made(n), images(28), convnet(), **some)))
         for norm in ("running", "batch"):
-            add(
-                f"mobilenet, {norm}, {name}",
-                lambda _, n=name, b=norm: numbers(fit(made(n), images(32, (9, 12, 7), 3), small_mobilenet(), batch_norm=b, **some)),
-            )
-    add("mobilenet, printed niw", lambda _: numbers(
-        fit(made("niw", **PRINTED), images(32, (9, 12, 7), 3), small_mobilenet(), **some)
-    ))  # fmt: skip
+            add(f"mobilenet, {norm}, {name}", lambda _, n=name, b=norm: mobile(made(n), batch_norm=b))
+    add("mobilenet, printed niw", lambda _: mobile(made("niw", **PRINTED)))
     table = lambda outputs: seeded(lambda: fedhb.nets.mlp((3,), outputs, hidden=5))  # noqa: E731
     for name in ("empirical-bayes", "mixture", "fedavg", "fedbe"):
         add(f"regression, {name}", lambda _, n=name: numbers(fit(made(n), two_targets(), table(4))))

@@ -1,8 +1,8 @@
 """Make the numbers of tests/golden anew, or compare two versions of the code to the last bit.
 
-    python tests/golden/record.py                    writes numbers.json, which `make test` compares to 1e-5
-    python tests/golden/record.py --exact FILE.npz   writes every array whole, for `--compare`
-    python tests/golden/record.py --compare A.npz B.npz
+python tests/golden/record.py                    writes numbers.json, which `make test` compares to 1e-5
+python tests/golden/record.py --exact FILE.npz   writes every array whole, for `--compare`
+python tests/golden/record.py --compare A.npz B.npz
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def main() -> int:
         return 1 if found else 0
     arrays = made()
     if given.exact:
-        np.savez_compressed(given.exact, **{f"{case}|{key}": value for case, part in arrays.items() for key, value in part.items()})
+        flat = {f"{case}|{key}": value for case, part in arrays.items() for key, value in part.items()}
+        np.savez_compressed(given.exact, **flat)
         return 0
     rows = {case: {key: digest(value) for key, value in part.items()} for case, part in arrays.items()}
     lines = [f"{json.dumps(case)}: {json.dumps(part)}" for case, part in rows.items()]
