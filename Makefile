@@ -8,10 +8,10 @@ READY := $(VENV)/.ready
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 17
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml companion/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,privacy]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,privacy]' -e companion
 	touch $(READY)
 
 demo: $(READY)  ## Train NIW, Mixture and FedAvg on the embedded digits, compare them, and write runs/demo/report.html

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from fedhb import cli_paper
-from fedhb.cli import app
+from fedhb.cli.main import app
+from fedhb_paper import commands
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs/reproduction.md"]
@@ -46,7 +46,7 @@ def tables(words: list[str]) -> list[Shown]:
     """What this command prints of the records."""
     printed = io.StringIO()
     quiet = contextlib.redirect_stderr(io.StringIO())
-    with contextlib.redirect_stdout(printed), quiet, mock.patch.object(cli_paper, "draw"):  # no figures
+    with contextlib.redirect_stdout(printed), quiet, mock.patch.object(commands, "draw"):  # no figures
         app([*words, "--show", "--markdown", "--folder", str(ROOT / "experiments")], standalone_mode=False)
     found: list[Shown] = []
     for text in printed.getvalue().splitlines():

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import Arrays, Hierarchical, Problem
-from fedhb.algorithms.proximal import Pull
-from fedhb.algorithms.sums import average_shared, differences, shared_parts, summarise_shared
+from fedhb.algorithms.toolbox import average_shared, differences, shared_parts, summarise_shared
 from fedhb.seeding import Randomness
+from fedhb.training.proximal import Pull
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedhb import data
-from fedhb.experiment import train
-from fedhb.run import Run
-from fedhb.settings import Settings
+from fedhb.runs.from_settings import train
+from fedhb.runs.run import Run
+from fedhb.runs.settings import Settings
 
 FASHION = {
     "dataset": "fashion-mnist",

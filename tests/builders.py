@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import ALGORITHMS, Federation, Hierarchical, Mixture, Plan, Problem, build
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical
-from fedhb.network import Network, Weights
+from fedhb.network.vectors import Network, Weights
 
 SIZES = (7, 3, 12, 5, 2, 9)
 """With batches of four: clients with one to three batches, full and ragged ones, and one last batch of a single example."""

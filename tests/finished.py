@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhb.experiment import compare, train
-from fedhb.settings import Settings
+from fedhb.runs.comparison import compare
+from fedhb.runs.from_settings import train
+from fedhb.runs.settings import Settings
 
 SMALL = {
     "num_clients": 8,

@@ -23,12 +23,12 @@ from torch import nn
 import fedhb
 from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, batch_norm_net, clients, mlp, same_bits, seeded
 from fedhb.algorithms import Plan, build
-from fedhb.api import save_personal
-from fedhb.clients import Clients, Share
+from fedhb.clients.clients import Clients, Share
 from fedhb.errors import DivergedError, InputError
 from fedhb.files import sealed
 from fedhb.likelihood import CALM, GaussianRegression
-from fedhb.models import LEAST_DEVIATION
+from fedhb.network.factory import LEAST_DEVIATION
+from fedhb.runs.load import save_personal
 
 X = np.random.default_rng(7).normal(size=(9, FEATURES))
 
@@ -123,7 +123,7 @@ def test_a_run_is_loaded_in_another_process(tmp_path):
 
 
 def test_a_personal_model_has_a_folder_of_its_own(tmp_path):
-    from fedhb.api import save_personal
+    from fedhb.runs.load import save_personal
 
     run = fit(None, None, fedhb.NIW(), out=tmp_path / "run")
     mine = run.personalise(*arrays()[2])

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedhb import cli
 from fedhb.algorithms import ALGORITHMS
-from fedhb.bench import flower_peer, machine, measure, training, w1, w2, w3, w4
-from fedhb.bench.ours import Ours
-from fedhb.bench.peers import Handwritten, PlainProcesses, PlainTorch, agreement
-from fedhb.bench.process import PeakMemory, Team, apart, own_processes, resident_bytes, shared_floats
-from fedhb.bench.task import Task
-from fedhb.nets.mobilenet import Same
+from fedhb.cli import main
+from fedhb.network.nets.mobilenet import Same
+from fedhb_paper.bench import flower_peer, machine, measure, side_by_side, w1, w2, w3, w4
+from fedhb_paper.bench.bench_task import Task
+from fedhb_paper.bench.ours import Ours
+from fedhb_paper.bench.peers import Handwritten, PlainProcesses, PlainTorch, agreement
+from fedhb_paper.bench.processes import PeakMemory, Team, apart, own_processes, resident_bytes, shared_floats
 
 MLP = Task("mlp", (12,), num_clients=6, examples=20, per_round=3, batch_size=8, options={"hidden": 5})
 MOBILENET = Task("mobilenet", (3, 16, 16), 3, examples=6, per_round=2, batch_size=3, options={"width": 0.125})
@@ -44,13 +44,13 @@ def bench(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(w3, "SIZE", w3.Size(width=0.125, counts=(2, 3)))
     monkeypatch.setattr(w4, "SIZE", w4.Size(populations=(10, 40), per_round=4, examples=5, pool=50, features=6))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for module in (training, w1):  # two threads on a busy machine wait for each other
+    for module in (side_by_side, w1):  # two threads on a busy machine wait for each other
         monkeypatch.setattr(module, "cores", lambda: 1)
 
     def command(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedhb", "bench", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         printed = capsys.readouterr()
         return ended.value.code or 0, " ".join((printed.out + printed.err).split())
 
@@ -61,7 +61,7 @@ def test_all_works_and_their_results(bench, tmp_path):
     code, printed = bench("--repeats", "2", "--json", "results.json")
     assert code == 0
     assert all(f"{name}:" in printed for name in ("W1", "W2", "W3", "W4"))
-    assert "flower left out" in printed and "fedhb[bench-peers]" in printed
+    assert "flower left out" in printed and "fedhb-paper[bench-peers]" in printed
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results) == {"machine", "W1", "W2", "W3", "W4"}
     assert results["machine"]["bandwidth_bytes_1"] > 0 and results["machine"]["cores"] >= 1
@@ -179,10 +179,10 @@ def test_a_flower_that_fails_is_left_out_with_what_it_said(monkeypatch):
     monkeypatch.setattr(flower_peer, "_simulate", _say_and_end)
     with pytest.raises(RuntimeError, match="no such backend"):
         flower_peer.Flower(MLP)
-    monkeypatch.setattr(training, "missing", lambda: None)
-    monkeypatch.setattr(training, "cores", lambda: 1)
+    monkeypatch.setattr(side_by_side, "missing", lambda: None)
+    monkeypatch.setattr(side_by_side, "cores", lambda: 1)
     clients = MLP.clients()
-    results = training.side_by_side(
+    results = side_by_side.side_by_side(
         MLP, clients, {"handwritten": lambda: Handwritten(MLP, clients)}, 1, lambda share, what: None, settle=False
     )
     assert "flower" not in results and "no such backend" in results["notes"][0]

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import fedhb.engine.loop
-from fedhb import cli
 from fedhb.algorithms import NIW, FedBABU
-from fedhb.cli_show import comparison_table
+from fedhb.cli import main
+from fedhb.cli.result_tables import comparison_table
 from fedhb.errors import InputError
-from fedhb.experiment import train
-from fedhb.models import make_model
-from fedhb.settings import Settings
+from fedhb.network.factory import make_model
+from fedhb.runs.from_settings import train
+from fedhb.runs.settings import Settings
 
 SMALL = ["--num-clients", "10", "--shards-per-client", "3", "--fraction", "0.5", "--rounds", "4", "--checkpoint-every", "2"]
 SMALL += ["--set", "model.hidden=16", "--batch-size", "20", "--personal-epochs", "1"]
@@ -36,7 +36,7 @@ def run(monkeypatch, capsys, tmp_path):
     def command(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedhb", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         printed = capsys.readouterr()
         return ended.value.code or 0, " ".join((printed.out + printed.err).split())
 
@@ -525,7 +525,7 @@ def test_an_unfinished_run_is_used_with_a_word(run, tmp_path, monkeypatch):
     def stop(*given: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedhb.run.evaluate", stop)
+    monkeypatch.setattr("fedhb.runs.run.evaluate", stop)
     assert run("train", *SMALL, "--out", "x")[0] == 130
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

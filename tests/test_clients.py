@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhb.clients import Clients, Scaling
+from fedhb.clients.clients import Clients
+from fedhb.clients.scaling import Scaling
 from fedhb.data import Dataset, Examples
 from fedhb.errors import InputError
 

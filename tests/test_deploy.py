@@ -23,14 +23,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedhb.cli import app
-from fedhb.deploy import certificates
-from fedhb.deploy.processes import Processes, free_port, listens, marked
-from fedhb.deploy.up import refusals
-from fedhb.engine.folder import RunFolder
+from fedhb.cli.main import app
 from fedhb.errors import InputError, Stopped
+from fedhb.flower.deploy import certificates
+from fedhb.flower.deploy.flower_processes import Processes, free_port, listens, marked
+from fedhb.flower.deploy.local_federation import refusals
+from fedhb.flower.federated_task import Rules, settings_of
 from fedhb.flower.journal import Journal
-from fedhb.flower.task import Rules, settings_of
+from fedhb.runs.folder import RunFolder
 
 
 def deploy(*words):
@@ -181,7 +181,9 @@ def test_a_finished_run_says_so_if_it_is_the_one_that_is_asked_for(folder, monke
     held = settings_of(tomllib.loads((folder / "run.toml").read_text()))
     out.write("settings.toml", held.to_toml({}).encode())
     out.write_result(json.dumps({"global": None, "personalised": None, "holdout": None}).encode())
-    monkeypatch.setattr("fedhb.deploy.up.up", lambda *arguments: (_ for _ in ()).throw(InputError("it starts")))
+    monkeypatch.setattr(
+        "fedhb.flower.deploy.local_federation.up", lambda *arguments: (_ for _ in ()).throw(InputError("it starts"))
+    )
     assert "finished already" in " ".join(deploy("up", folder, "--nodes", 2, "--resume").split())
     with pytest.raises(InputError, match="it starts"):
         deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7)
@@ -232,7 +234,9 @@ class Pretended:
 def pretend(monkeypatch, folder, state, detail=""):
     (folder / "run").mkdir(exist_ok=True)
     Pretended.processes = Processes(folder / "logs")
-    monkeypatch.setattr("fedhb.deploy.up.local", lambda *_: contextlib.nullcontext(Pretended(folder, state, detail)))
+    monkeypatch.setattr(
+        "fedhb.flower.deploy.local_federation.local", lambda *_: contextlib.nullcontext(Pretended(folder, state, detail))
+    )
 
 
 def test_the_settings_are_kept_where_the_run_does_not_take_others(folder, monkeypatch, signals):
@@ -267,7 +271,7 @@ def test_up_ends_in_order_when_its_terminal_is_closed(folder, monkeypatch, signa
 STARTS = """
 import os, signal, sys, time
 from pathlib import Path
-from fedhb.deploy.processes import Processes, end_in_order
+from fedhb.flower.deploy.flower_processes import Processes, end_in_order
 processes = Processes(Path(sys.argv[1]))
 if sys.argv[2] == "ignored":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhb.algorithms import Arrays, Federation, Problem
-from fedhb.algorithms.sums import add
+from fedhb.algorithms.toolbox import add
 from fedhb.likelihood import Categorical
-from fedhb.network import Network
+from fedhb.network.vectors import Network
 from fedhb.seeding import Randomness
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -12,11 +12,12 @@ from rich.console import Console
 
 import fedhb
 import finished
-from fedhb import cli, loggers
+from fedhb.cli import main
 from fedhb.engine.loop import State
-from fedhb.experiment import train
-from fedhb.progress import RunTable
-from fedhb.settings import Settings
+from fedhb.runs import loggers
+from fedhb.runs.from_settings import train
+from fedhb.runs.progress import RunTable
+from fedhb.runs.settings import Settings
 
 
 class Stop(fedhb.Callback):
@@ -98,7 +99,7 @@ def test_a_callback_is_told_of_everything_in_order(tmp_path):
 def command(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["fedhb", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     return ended.value.code or 0
 
 

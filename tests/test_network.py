@@ -13,11 +13,11 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from builders import Wrapped, batch_norm_net, dropout_net, initial, mlp, perturbed, seeded
-from fedhb import nets
-from fedhb.clients import Scaling
+from fedhb.clients.scaling import Scaling
 from fedhb.errors import InputError
-from fedhb.nets.mobilenet import BLOCKS
-from fedhb.network import Network, Weights
+from fedhb.network import nets
+from fedhb.network.nets.mobilenet import BLOCKS
+from fedhb.network.vectors import Network, Weights
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64, sums of a few terms in another order
 

@@ -12,14 +12,14 @@ import torch
 import builders
 import fedhb
 import finished
-from fedhb.clients import Clients
-from fedhb.evaluation.observe import count_labels, rounded, shuffled
+from fedhb.clients.clients import Clients
+from fedhb.clients.partition import shards
+from fedhb.evaluation.observer import count_labels, rounded, shuffled
 from fedhb.evaluation.sketch import WIDTH, Sketch
 from fedhb.evaluation.uncertainty import BINS, auroc, describe, entropies, judge, together
-from fedhb.experiment import make_clients
 from fedhb.likelihood import Categorical, GaussianRegression, calibration_error
-from fedhb.partition import shards
-from fedhb.settings import Settings
+from fedhb.runs.from_settings import make_clients
+from fedhb.runs.settings import Settings
 
 QUICK = {"rounds": 2, "fraction": 0.5, "batch_size": 20, "personal_epochs": 1, "progress": False, "workers": 1}
 

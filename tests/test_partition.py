@@ -9,12 +9,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedhb import data, partition
+from fedhb import data
+from fedhb.clients import partition
+from fedhb.clients.partition import allot, dirichlet_rows, iid_rows, natural_rows, shard_rows
 from fedhb.data import Dataset, Examples
 from fedhb.errors import InputError
-from fedhb.experiment import make_clients
-from fedhb.partition import allot, dirichlet_rows, iid_rows, natural_rows, shard_rows
-from fedhb.settings import Settings
+from fedhb.runs.from_settings import make_clients
+from fedhb.runs.settings import Settings
 
 
 def dataset(train, test, num_classes=None, **clients) -> Dataset:
@@ -464,14 +465,14 @@ def test_groups_refuse_what_does_not_divide(arguments, message):
 
 
 def test_the_settings_know_the_splits():
-    from fedhb import settings as given
+    from fedhb.runs import settings as given
 
     assert given.SPLITS == partition.SPLITS
 
 
 def test_clients_of_a_grouped_data_set_come_from_its_groups():
-    from fedhb.experiment import make_clients
-    from fedhb.settings import Settings
+    from fedhb.runs.from_settings import make_clients
+    from fedhb.runs.settings import Settings
 
     chosen = Settings(num_clients=12, holdout_clients=10, shards_per_client=5, max_examples=7, validation=0.2)
     clients, novel = make_clients(chosen, grouped())

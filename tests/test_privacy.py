@@ -16,10 +16,10 @@ from scipy import stats
 import builders
 import fedhb
 from fedhb.algorithms import ALGORITHMS, Mixture
-from fedhb.engine.executor import InProcess
-from fedhb.engine.store import ClientStore
+from fedhb.answers.privacy import FIXED, Privacy, Private, epsilon
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.in_process import InProcess
 from fedhb.errors import InputError
-from fedhb.privacy import FIXED, Privacy, Private, epsilon
 from fedhb.seeding import Randomness
 
 pytest.importorskip("dp_accounting")

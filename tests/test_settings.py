@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhb import settings as module
 from fedhb.algorithms import ALGORITHMS, build
 from fedhb.engine.schedule import SCHEDULES
 from fedhb.errors import InputError
-from fedhb.settings import Settings
+from fedhb.runs import settings as module
+from fedhb.runs.settings import Settings
 
 NAMES = [f.name for f in dataclasses.fields(Settings) if f.name != "options"]
 
@@ -297,8 +297,8 @@ def test_an_algorithms_settings_are_taken():
 
 def test_settings_know_the_registry():
     """The names stand twice so that the command line's help need not import torch."""
-    from fedhb import settings
     from fedhb.algorithms import ALGORITHMS
+    from fedhb.runs import settings
 
     assert tuple(ALGORITHMS) == settings.ALGORITHMS
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from fedhb import cli
+from fedhb.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks/README.md", ROOT / "CONTRIBUTING.md"]
@@ -55,7 +55,7 @@ def commands(text):
 
 def parsed(words):
     """Whether the command line knows this command and its options, without running it."""
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(main.app)
     command = group.commands[words[1]]
     command.make_context(words[1], list(words[2:]), parent=group.make_context("fedhb", [words[1]], resilient_parsing=True))
 
@@ -77,7 +77,7 @@ def run_command(words, monkeypatch, folder):
     monkeypatch.chdir(clone(folder) if words[1] in IN_THE_CLONE and not Path(words[-1]).exists() else folder)
     monkeypatch.setattr(sys, "argv", [*words, *QUICK.get(words[1], [])])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     assert not ended.value.code, shlex.join(words)
     monkeypatch.chdir(folder)
 

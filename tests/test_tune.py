@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedhb import cli, tune
 from fedhb.algorithms import ALGORITHMS, FedBABU
-from fedhb.clients import Share
+from fedhb.cli import main
+from fedhb.clients.clients import Share
 from fedhb.errors import InputError
-from fedhb.paper import cells
-from fedhb.paper.cells import of_file
-from fedhb.settings import TRAINING, read_toml
+from fedhb.files import of_file
+from fedhb.runs.settings import TRAINING, read_toml
+from fedhb_paper import cells, tune
 
 ROOT = Path(__file__).parent.parent
 SPACE = """
@@ -211,7 +211,7 @@ def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatc
             accuracy = first.get(trial, 0.1) if key["cell"] == "one" else {0: 0.5}.get(trial, second)
             return {task: {"accuracy": accuracy, "nll": 1.0} for task in ("global", "personalised")}
 
-        monkeypatch.setattr("fedhb.paper.table.run", run_one)
+        monkeypatch.setattr("fedhb_paper.table.run", run_one)
         path = write(tmp_path / str(best))
         found, made = run(path, ["fedavg"])
         space = tune.Space.read(path)
@@ -229,7 +229,7 @@ def test_scores_that_agree_to_a_tenth_of_a_percent_are_ordered_by_nll(tmp_path, 
         accuracy, nll = {1: (0.9 + gain, 0.5), 3: (0.9, 0.4)}.get(int(key["variant"].split()[1]), (0.5, 1.0))
         return {task: {"accuracy": accuracy, "nll": nll} for task in ("global", "personalised")}
 
-    monkeypatch.setattr("fedhb.paper.table.run", run_one)
+    monkeypatch.setattr("fedhb_paper.table.run", run_one)
     path = write(tmp_path)
     found, _ = run(path, ["fedavg"])
     assert found[0].choice == tune.Space.read(path).trials("fedavg")[best]
@@ -253,12 +253,12 @@ def test_recorded_trials_are_not_run_again(tmp_path):
 
 def test_no_test_example_is_read(tmp_path, monkeypatch):
     """Test inputs that are NaN would show in any number they enter; nothing even gathers them."""
-    from fedhb import experiment
+    from fedhb.runs import from_settings
 
     path = write(tmp_path, SPACE + "[own.mixture]\n")
     clean, _ = run(path)
     (path.parent / "records.jsonl").unlink()
-    real, gather = experiment.make_clients, Share.examples
+    real, gather = from_settings.make_clients, Share.examples
 
     def poisoned(*arguments):
         from dataclasses import replace
@@ -272,12 +272,12 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
         assert not self.x.is_floating_point() or not torch.isnan(self.x).any(), "a test example was read"
         return gather(self, k, most)
 
-    monkeypatch.setattr(experiment, "make_clients", poisoned)
-    monkeypatch.setattr("fedhb.paper.cells.make_clients", poisoned)
+    monkeypatch.setattr(from_settings, "make_clients", poisoned)
+    monkeypatch.setattr("fedhb_paper.cells.make_clients", poisoned)
     monkeypatch.setattr(Share, "examples", watched)
     assert run(path)[0] == clean
     with pytest.raises(AssertionError, match="a test example was read"):
-        experiment.train(experiment.Settings(num_clients=6, rounds=1), None, progress=False)
+        from_settings.train(from_settings.Settings(num_clients=6, rounds=1), None, progress=False)
 
 
 # ---- data of one's own
@@ -320,7 +320,7 @@ def command(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedhb", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         printed = capsys.readouterr()
         return ended.value.code or 0, " ".join((printed.out + printed.err).split())
 

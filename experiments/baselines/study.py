@@ -18,7 +18,7 @@ from pathlib import Path
 
 from experiments.records import study
 
-from fedhb.settings import ALGORITHMS
+from fedhb.runs.settings import ALGORITHMS
 
 NOVEL = "holdout_clients=20"
 SERVER = "server_share=0.1"

@@ -1,4 +1,4 @@
-"""What a personal model with few examples gains by running statistics that the federation's hold (algorithms/few.py).
+"""What a personal model with few examples gains by running statistics that the federation's hold (algorithms/few_examples.py).
 
 python -m experiments.few_statistics.study
 """
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedhb
-from fedhb.algorithms import few
+from fedhb.algorithms.empirical_bayes import few_examples
 
 COUNTS, SIZES, REPEATS, TESTED = (0, 3, 10, 30), (2, 3, 5, 10, 20, 50, 200), 12, 400
 
@@ -39,7 +39,7 @@ def main() -> None:
             x, y = hospital(rng, n + TESTED)
             predictions = [run.predict(x[n:])]
             for count in COUNTS:
-                few.COUNT = count
+                few_examples.COUNT = count
                 predictions.append(run.personalise(x[:n], y[:n]).predict(x[n:]))
             found.append([-np.log(p[np.arange(TESTED), y[n:]]).mean() for p in predictions])
         print(f"| {n} | " + " | ".join(f"{value:.3f}" for value in np.mean(found, axis=0)) + " |")

@@ -1,4 +1,4 @@
-"""What NIW's personal prior gains where clients take few steps in a round (algorithms/gradients.py), on validation data.
+"""What NIW's personal prior gains where clients take few steps in a round (algorithms/few_steps.py), on validation data.
 
     FEDHB_DATA=... python -m experiments.few_steps.study
 
@@ -12,11 +12,11 @@ from __future__ import annotations
 import statistics
 
 from fedhb import data
-from fedhb.algorithms import gradients
-from fedhb.experiment import train
-from fedhb.settings import Settings
+from fedhb.algorithms.empirical_bayes import few_steps
+from fedhb.runs.from_settings import train
+from fedhb.runs.settings import Settings
 
-FEW, SEEDS = gradients.FEW, (100, 101)
+FEW, SEEDS = few_steps.FEW, (100, 101)
 CELLS = {
     "1 step": {"num_clients": 1000, "fraction": 0.02},
     "2 steps": {"num_clients": 500, "fraction": 0.02},
@@ -36,7 +36,7 @@ def main() -> None:
     for cell, own in CELLS.items():
         texts = []
         for algorithm, few in METHODS.values():
-            gradients.FEW = few
+            few_steps.FEW = few
             content = {"dataset": "fashion-mnist", "algorithm": algorithm, "rounds": 60, "validation": 0.2, **own}
             found = []
             for seed in SEEDS:

@@ -22,11 +22,11 @@ from experiments.records import FASHION
 
 from fedhb import data
 from fedhb.algorithms import build
-from fedhb.api import fit
+from fedhb.answers.hostile import ATTACKS, attacked
 from fedhb.errors import DivergedError
-from fedhb.experiment import fit_options, make_clients, model_of
-from fedhb.hostile import ATTACKS, attacked
-from fedhb.settings import Settings
+from fedhb.runs.fit import fit
+from fedhb.runs.from_settings import fit_options, make_clients, model_of
+from fedhb.runs.settings import Settings
 
 RECORDS = Path(__file__).parent / "RECORDS.jsonl"
 ALGORITHMS = ("niw", "fedavg")

@@ -20,8 +20,8 @@ import numpy as np
 
 import fedhb
 from fedhb.errors import DivergedError
-from fedhb.models import default_likelihood
-from fedhb.network import Network
+from fedhb.network.factory import default_likelihood
+from fedhb.network.vectors import Network
 
 SIZES = (8, 10, 15, 25, 40, 60, 80, 120, 160, 220, 300, 400)
 LIKELIHOODS = {

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "fit": "fedhb.api",
-    "load": "fedhb.api",
-    "save_personal": "fedhb.api",
-    "Run": "fedhb.run",
-    "Personal": "fedhb.run",
-    "Clients": "fedhb.clients",
+    "fit": "fedhb.runs.fit",
+    "load": "fedhb.runs.load",
+    "save_personal": "fedhb.runs.load",
+    "Run": "fedhb.runs.run",
+    "Personal": "fedhb.runs.run",
+    "Clients": "fedhb.clients.clients",
     "NIW": "fedhb.algorithms",
     "Mixture": "fedhb.algorithms",
     "FedAvg": "fedhb.algorithms",
@@ -42,10 +42,18 @@ _WHERE = {
     "Stopped": "fedhb.errors",
     "DivergedError": "fedhb.errors",
 }
-_MODULES = ("algorithms", "data", "distributions", "likelihood", "nets", "network", "partition")
+_MODULES = {
+    "algorithms": "fedhb.algorithms",
+    "data": "fedhb.data",
+    "distributions": "fedhb.distributions",
+    "likelihood": "fedhb.likelihood",
+    "nets": "fedhb.network.nets",
+    "network": "fedhb.network",
+    "partition": "fedhb.clients.partition",
+}
 
 if TYPE_CHECKING:
-    from fedhb import algorithms, data, distributions, likelihood, nets, network, partition
+    from fedhb import algorithms, data, distributions, likelihood, network
     from fedhb.algorithms import (
         NIW,
         Centralised,
@@ -61,11 +69,14 @@ if TYPE_CHECKING:
         Mixture,
         PFedBayes,
     )
-    from fedhb.api import fit, load, save_personal
-    from fedhb.clients import Clients
+    from fedhb.clients import partition
+    from fedhb.clients.clients import Clients
     from fedhb.engine.loop import Callback
     from fedhb.errors import DivergedError, InputError, Stopped
-    from fedhb.run import Personal, Run
+    from fedhb.network import nets
+    from fedhb.runs.fit import fit
+    from fedhb.runs.load import load, save_personal
+    from fedhb.runs.run import Personal, Run
 
 
 def __getattr__(name: str) -> Any:
@@ -73,7 +84,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"fedhb.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'fedhb' has no attribute {name!r}")
 
 

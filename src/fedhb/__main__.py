@@ -1,5 +1,5 @@
 """`python -m fedhb`."""
 
-from fedhb.cli import entry
+from fedhb.cli.main import entry
 
 entry()

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,23 @@ def _checksum(value: dict[str, Any]) -> str:
 def hashed(content: bytes) -> str:
     """The hash by which bytes are known again."""
     return hashlib.sha256(content).hexdigest()
+
+
+def file_hash(path: str) -> str:
+    """The sha256 of a file: a record is of what was in it. Empty where there is none."""
+    try:
+        status = Path(path).stat()
+        return _file_hash(path, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return ""
+
+
+def of_file(path: str) -> str:
+    """A file by its name and the begin of its hash; nothing for no file."""
+    return f"{Path(path).name} {file_hash(path)[:12]}" if path else ""
+
+
+@lru_cache
+def _file_hash(path: str, *when: int) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhb.data import read_npz
-from fedhb.data.arrays import held_out
+from fedhb.data.table import held_out
 from fedhb.errors import InputError
 
 

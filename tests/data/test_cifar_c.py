@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedhb import data
-from fedhb.data import cifar_c, corruptions, files
+from fedhb.data import cifar_c, corruptions, locate
 from fedhb.data.corruptions import CORRUPTIONS, corrupt
 from fedhb.errors import InputError
 
@@ -37,7 +37,7 @@ def write_cifar(root, count=COUNT, seed=0):
 def here(tmp_path, monkeypatch):
     """A data folder with CIFAR-100, and pictures of frost."""
     monkeypatch.setenv("FEDHB_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(files, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(locate, "cache_folder", lambda: tmp_path / "cache")
     for module in (corruptions, cifar_c):
         monkeypatch.setattr(module, "frost_pictures", lambda: [np.full((40, 50, 3), 0.3)])
     write_cifar(tmp_path / "data")
@@ -61,11 +61,11 @@ def test_every_corruption_is_a_file_of_the_test_images(here):
         found = np.load(folder / f"{name}.npy")
         assert found.dtype == np.uint8 and (found == corrupt(name, images)).all()
     assert (np.load(folder / "labels.npy") == labels).all()
-    sums = dict(line.split()[::-1] for line in (folder / files.SUMS).read_text().splitlines())
+    sums = dict(line.split()[::-1] for line in (folder / locate.SUMS).read_text().splitlines())
     assert len(sums) == 20
     for name, digest in sums.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-    assert sorted(p.name for p in folder.iterdir()) == sorted([*sums, files.SUMS])  # no part is left
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*sums, locate.SUMS])  # no part is left
 
 
 def test_made_data_are_read_and_called_regenerated(here):
@@ -133,7 +133,7 @@ def test_a_killed_run_goes_on_to_the_same_files(tmp_path):
     assert len(list(folder.glob("*.npy"))) == 20
     kept = [name for name in before if (folder / name).stat().st_mtime_ns == before[name]]
     assert set(before) == set(kept)
-    sums = dict(line.split()[::-1] for line in (folder / files.SUMS).read_text().splitlines())
+    sums = dict(line.split()[::-1] for line in (folder / locate.SUMS).read_text().splitlines())
     assert all(hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in sums.items())
     images = images_of(tmp_path / "data")
     for name in ("brightness", "speckle_noise"):
@@ -200,24 +200,24 @@ def test_damaged_files_are_named(tmp_path, file, content, message):
 
 
 def test_it_is_made_below_the_first_folder_that_can_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(locate, "cache_folder", lambda: tmp_path / "cache")
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("FEDHB_DATA", f"{file}{os.pathsep}{tmp_path / 'new'}")
-    assert files.place_for("cifar-100-c") == tmp_path / "new/cifar-100-c"
+    assert locate.place_for("cifar-100-c") == tmp_path / "new/cifar-100-c"
     monkeypatch.setenv("FEDHB_DATA", str(file))
-    assert files.place_for("cifar-100-c") == tmp_path / "cache/cifar-100-c"
+    assert locate.place_for("cifar-100-c") == tmp_path / "cache/cifar-100-c"
 
 
 def test_the_command_makes_it_and_says_where(here, monkeypatch, capsys):
-    from fedhb import cli
+    from fedhb.cli import main
 
     def command(*words):
         monkeypatch.setattr(sys, "argv", ["fedhb", *words])
-        monkeypatch.setattr(cli.console, "_width", 200)
+        monkeypatch.setattr(main.console, "_width", 200)
         monkeypatch.setenv("COLUMNS", "200")  # or the command line takes a width of its own
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         printed = capsys.readouterr()
         return ended.value.code or 0, " ".join((printed.out + printed.err).split())
 

@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 
 from fedhb import data
-from fedhb.data import files
-from fedhb.data.files import Download
+from fedhb.data import locate
+from fedhb.data.locate import Download
 from fedhb.errors import InputError
 
-MNIST = files.SOURCES["mnist"].files
+MNIST = locate.SOURCES["mnist"].files
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """An empty cache folder and search path for every test."""
     folder = tmp_path / "cache"
-    monkeypatch.setattr(files, "cache_folder", lambda: folder)
+    monkeypatch.setattr(locate, "cache_folder", lambda: folder)
     monkeypatch.delenv("FEDHB_DATA", raising=False)
     return folder
 
@@ -62,54 +62,54 @@ def test_the_cache_folder_is_the_platforms(monkeypatch):
     monkeypatch.undo()
     import pooch
 
-    assert files.cache_folder() == Path(pooch.os_cache("fedhb"))
+    assert locate.cache_folder() == Path(pooch.os_cache("fedhb"))
 
 
 def test_roots_are_the_variable_then_the_cache(tmp_path, monkeypatch, cache):
-    assert files.roots() == [cache]
+    assert locate.roots() == [cache]
     monkeypatch.setenv("FEDHB_DATA", os.pathsep.join([str(tmp_path / "a"), "", str(tmp_path / "b"), str(tmp_path / "a")]))
-    assert files.roots() == [tmp_path / "a", tmp_path / "b", cache]
+    assert locate.roots() == [tmp_path / "a", tmp_path / "b", cache]
     monkeypatch.setenv("FEDHB_DATA", "~/somewhere")
-    assert files.roots()[0] == Path.home() / "somewhere"
+    assert locate.roots()[0] == Path.home() / "somewhere"
 
 
 def test_the_first_root_with_all_files_wins(tmp_path, monkeypatch, cache):
     first, second = tmp_path / "first", tmp_path / "second"
     monkeypatch.setenv("FEDHB_DATA", os.pathsep.join([str(first), str(second)]))
     touch(cache / "mnist")
-    assert files.locate("mnist").folder == cache / "mnist"
+    assert locate.locate("mnist").folder == cache / "mnist"
     touch(second)
-    assert files.locate("mnist").folder == second
+    assert locate.locate("mnist").folder == second
     touch(second / "mnist")
-    assert files.locate("mnist").folder == second / "mnist"
+    assert locate.locate("mnist").folder == second / "mnist"
     touch(first, [f"{MNIST[0]}.gz"])
-    assert files.locate("mnist").folder == second / "mnist"
+    assert locate.locate("mnist").folder == second / "mnist"
     touch(first / "mnist")
-    assert files.locate("mnist").folder == first / "mnist"
+    assert locate.locate("mnist").folder == first / "mnist"
 
 
 def test_a_given_root_is_the_only_one(tmp_path, cache):
     touch(cache / "mnist")
-    assert files.locate("mnist", tmp_path / "elsewhere").folder is None
+    assert locate.locate("mnist", tmp_path / "elsewhere").folder is None
 
 
 def test_files_may_be_packed_or_not(tmp_path):
     names = (MNIST[0], f"{MNIST[1]}.gz", MNIST[2], f"{MNIST[3]}.gz")
     folder = touch(tmp_path / "mnist", names)
-    assert files.find("mnist", tmp_path) == tuple(folder / name for name in names)
+    assert locate.find("mnist", tmp_path) == tuple(folder / name for name in names)
 
 
 def test_the_folder_of_the_official_emnist_archive_is_found(tmp_path):
-    names = tuple(f"{name}.gz" for name in files.SOURCES["emnist"].files)
+    names = tuple(f"{name}.gz" for name in locate.SOURCES["emnist"].files)
     folder = touch(tmp_path / "emnist" / "gzip", names)
-    assert files.find("emnist", tmp_path)[0].parent == folder
+    assert locate.find("emnist", tmp_path)[0].parent == folder
 
 
 def test_a_root_that_is_another_data_sets_folder_is_left_out(tmp_path, monkeypatch):
     mnist, fashion = touch(tmp_path / "mnist"), touch(tmp_path / "fashion-mnist")
     monkeypatch.setenv("FEDHB_DATA", os.pathsep.join([str(mnist), str(fashion)]))
-    assert files.locate("mnist").folder == mnist
-    assert files.locate("fashion-mnist").folder == fashion
+    assert locate.locate("mnist").folder == mnist
+    assert locate.locate("fashion-mnist").folder == fashion
 
 
 def test_missing_files_are_named_with_folders_and_remedy(tmp_path, monkeypatch, cache):
@@ -141,8 +141,8 @@ def test_status(cache):
 
 
 def test_every_name_has_a_source_with_hashes():
-    assert set(files.SOURCES) == set(data.NAMES) - {"digits"}
-    for source in files.SOURCES.values():
+    assert set(locate.SOURCES) == set(data.NAMES) - {"digits"}
+    for source in locate.SOURCES.values():
         for item in source.downloads:
             assert len(item.md5) == 32 and item.url.startswith("http")
 
@@ -193,9 +193,9 @@ def offer(monkeypatch, server, name: str, pages: dict[str, bytes], members=None,
         server.pages[f"/{page}"] = content
         md5 = "0" * 32 if page == wrong else hashlib.md5(content).hexdigest()
         downloads.append(Download(f"{server.url}/{page}", md5, members or {}))
-    source = files.SOURCES[name]
+    source = locate.SOURCES[name]
     fields = {**source.__dict__, "downloads": tuple(downloads)}
-    monkeypatch.setitem(files.SOURCES, name, type(source)(**fields))
+    monkeypatch.setitem(locate.SOURCES, name, type(source)(**fields))
 
 
 def everything(folder: Path) -> list[str]:
@@ -262,8 +262,8 @@ def tarred(members: dict[str, bytes], links: dict[str, str] | None = None) -> by
 
 RECORD = bytes(3074)
 CIFAR = {"cifar-100-binary/train.bin": RECORD * 3, "cifar-100-binary/test.bin": RECORD * 2}
-CIFAR_MEMBERS = files.SOURCES["cifar-100"].downloads[0].members
-EMNIST_MEMBERS = files.SOURCES["emnist"].downloads[0].members
+CIFAR_MEMBERS = locate.SOURCES["cifar-100"].downloads[0].members
+EMNIST_MEMBERS = locate.SOURCES["emnist"].downloads[0].members
 
 
 def test_only_the_wanted_members_of_a_zip_are_unpacked(monkeypatch, server, cache, tmp_path):
@@ -311,16 +311,16 @@ def test_a_failed_download_leaves_nothing_behind(monkeypatch, server, tmp_path, 
     if how == "cut":
         server.cut_at = len(content) // 2
     if how == "refused":
-        item = files.SOURCES[name].downloads[0]
+        item = locate.SOURCES[name].downloads[0]
         fields = {
-            **files.SOURCES[name].__dict__,
+            **locate.SOURCES[name].__dict__,
             "downloads": (Download("http://127.0.0.1:9/x.gz", item.md5, members),),
         }
-        monkeypatch.setitem(files.SOURCES, name, files.Source(**fields))
+        monkeypatch.setitem(locate.SOURCES, name, locate.Source(**fields))
     with pytest.raises(InputError) as caught:
         data.load(name, download=True)
     message = str(caught.value)
-    assert files.SOURCES[name].downloads[0].url in message and "Try again" in message and "FEDHB_DATA" in message
+    assert locate.SOURCES[name].downloads[0].url in message and "Try again" in message and "FEDHB_DATA" in message
     assert {"hash": "hash", "absent": "404", "cut": "", "refused": "127.0.0.1"}[how] in message
     assert everything(tmp_path) == []
 

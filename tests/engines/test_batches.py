@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import CLASSES, PLAN, batch_norm_net, clients, initial, mlp, same_bits
-from fedhb.algorithms.batches import batches, crop_and_flip
-from fedhb.algorithms.local import Sgd, train
-from fedhb.algorithms.proximal import Pull
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical
-from fedhb.network import Network, Weights
+from fedhb.network.vectors import Network, Weights
 from fedhb.seeding import Randomness
+from fedhb.training.batches import batches, crop_and_flip
+from fedhb.training.proximal import Pull
+from fedhb.training.sgd import Sgd, train
 
 RNG = Randomness(5, 3)
 
@@ -149,7 +149,7 @@ def test_padding_does_not_matter(make, monkeypatch):
                 batch.y[a, n:] = 1
             yield batch
 
-    monkeypatch.setattr("fedhb.algorithms.local.batches", other_padding)
+    monkeypatch.setattr("fedhb.training.sgd.batches", other_padding)
     after = result(network, who)
     assert padded > 0 and same_bits(before, after)
 

@@ -31,12 +31,13 @@ from builders import (
     same_bits,
 )
 from fedhb.algorithms import ALGORITHMS, Hierarchical
-from fedhb.algorithms.sums import add
-from fedhb.engine.choose import Automatic
-from fedhb.engine.executor import InProcess, Traffic, chunk_size, deal
+from fedhb.algorithms.toolbox import add
+from fedhb.engine.automatic import Automatic
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.cohort import Traffic, chunk_size, deal
+from fedhb.engine.in_process import InProcess
 from fedhb.engine.loop import Training
 from fedhb.engine.schedule import cohort
-from fedhb.engine.store import ClientStore
 from fedhb.engine.workers import Workers
 from fedhb.seeding import Randomness
 

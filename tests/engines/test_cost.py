@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders import seeded
 from fedhb.algorithms import Federation, Plan, Problem, build
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.engine.schedule import cohort
 from fedhb.likelihood import Categorical
-from fedhb.network import Network
+from fedhb.network.vectors import Network
 from fedhb.seeding import Randomness
 
 CLIENTS, BATCH, FEATURES, HIDDEN, CLASSES = 3, 5, 40, 400, 4
@@ -143,7 +143,7 @@ def test_a_cohort_costs_what_it_holds():
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
-        ("import fedhb.cli", ("torch", "numpy", "sklearn")),
+        ("import fedhb.cli.main", ("torch", "numpy", "sklearn")),
         ("from fedhb import data; data.load('digits')", ("sklearn", "scipy")),
         ("import fedhb; fedhb.fit", ("sklearn", "scipy", "torch._dynamo")),
     ],

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedhb import data, fit, nets
+from fedhb import data, fit
 from fedhb.algorithms import ALGORITHMS, build
-from fedhb.clients import Clients
-from fedhb.experiment import train
-from fedhb.settings import Settings
+from fedhb.clients.clients import Clients
+from fedhb.network import nets
+from fedhb.runs.from_settings import train
+from fedhb.runs.settings import Settings
 
 FEW = Settings(
     dataset="digits",

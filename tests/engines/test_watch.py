@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhb.algorithms import watch
 from fedhb.likelihood import Categorical
+from fedhb.training import training_metrics
 
 
 @pytest.mark.parametrize("kept", [0, 40, 2**20])
 def test_means_of_batches_that_differ_in_clients_and_padding(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    monkeypatch.setattr(watch, "KEPT", kept)
+    monkeypatch.setattr(training_metrics, "KEPT", kept)
     likelihood, generator = Categorical(3), torch.Generator().manual_seed(0)
     seen: dict[int, list[tuple[float, float]]] = {0: [], 1: [], 2: []}
-    log = watch.Watch(3, torch.device("cpu"))
+    log = training_metrics.Watch(3, torch.device("cpu"))
     whole, padded = None, torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     steps: list[tuple[slice | torch.Tensor, list[int], torch.Tensor | None]] = [
         (slice(0, 3), [0, 1, 2], whole),

@@ -17,12 +17,12 @@ from runs import assert_same, fit, fork
 
 import fedhb
 from builders import Wrapped, clients, mlp, same_bits
-from fedhb.engine import checkpoint, folder
-from fedhb.engine.folder import RunFolder
 from fedhb.engine.loop import State
 from fedhb.errors import InputError
 from fedhb.files import write_atomically
 from fedhb.likelihood import GaussianRegression
+from fedhb.runs import checkpoint, folder
+from fedhb.runs.folder import RunFolder
 
 ROUNDS = 6
 

@@ -20,8 +20,8 @@ from scale import cases
 
 import fedhb
 from builders import mlp
-from fedhb.engine.folder import RunFolder
 from fedhb.errors import InputError
+from fedhb.runs.folder import RunFolder
 
 SHORT: dict[str, Any] = {"checkpoint_every": 1, "rounds": 3}
 LONG: dict[str, Any] = {"checkpoint_every": 2, "rounds": 60}

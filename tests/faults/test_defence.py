@@ -13,15 +13,15 @@ import torch
 
 import fedhb
 from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
-from fedhb.clients import Clients
-from fedhb.defence import DEFAULT, Defence, Defended, Vectors, held, krum, normalised
-from fedhb.engine.executor import InProcess
-from fedhb.engine.store import ClientStore
+from fedhb.answers.defence import DEFAULT, Defence, Defended, Vectors, held, krum, normalised
+from fedhb.answers.hostile import ATTACKS, Hostile, attacked, choose
+from fedhb.clients.clients import Clients
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.in_process import InProcess
 from fedhb.engine.workers import Workers
 from fedhb.errors import DivergedError, InputError
-from fedhb.hostile import ATTACKS, Hostile, attacked, choose
 from fedhb.seeding import Randomness
-from fedhb.values import FILTERS
+from fedhb.settings_fields import FILTERS
 
 FILTERED = sorted(name for name, algorithm in CASES.items() if not algorithm.pools and algorithm.sends)
 IDLE = Defence(("refuse", "clip"), longest=1e9, most=1e9)

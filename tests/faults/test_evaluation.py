@@ -12,7 +12,7 @@ import torch
 
 import fedhb
 from builders import clients, mlp
-from fedhb.engine.folder import EVALUATED, EVALUATION, RunFolder
+from fedhb.runs.folder import EVALUATED, EVALUATION, RunFolder
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ from scale import cases
 
 import fedhb
 from builders import mlp
-from fedhb.data import arrays, cifar, idx
-from fedhb.engine import checkpoint
+from fedhb.data import cifar, idx, table
 from fedhb.errors import InputError
 from fedhb.files import sealed
-from fedhb.settings import Settings
+from fedhb.runs import checkpoint
+from fedhb.runs.settings import Settings
 
 FULL, LEAST = 100_000, 500
 LIMIT = 2**22
@@ -74,7 +74,7 @@ def many(case: Callable[..., None]) -> Callable[..., None]:
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch) -> Iterator[None]:
     """Peak memory over the whole test, from the kernel's own count."""
-    for module, name in ((idx, "MAX_BYTES"), (cifar, "MAX_BYTES"), (arrays, "MAX_BYTES"), (checkpoint, "MOST_BYTES")):
+    for module, name in ((idx, "MAX_BYTES"), (cifar, "MAX_BYTES"), (table, "MAX_BYTES"), (checkpoint, "MOST_BYTES")):
         monkeypatch.setattr(module, name, LIMIT)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = peak()
@@ -191,7 +191,7 @@ def test_a_bomb_of_zeros_is_bounded(tmp_path):
                     file.write(member.getvalue())
                     zeros(file, held)
         with pytest.raises(InputError, match=r"bytes"):
-            arrays.read_npz(path.with_suffix(".npz"))
+            table.read_npz(path.with_suffix(".npz"))
 
 
 @many
@@ -247,7 +247,7 @@ def test_npz(path, rng):
                 suffix = rng.choice((".npy", ".npy", ".npy", ""))
                 archive.writestr(f"{name}{suffix}", npy_file(SOUND.get(name, SOUND["x"]), rng))
     path.write_bytes(changed(file.getvalue(), rng) if rng.random() < 0.5 else file.getvalue())
-    found = only_input_errors(lambda: arrays.read_npz(path))
+    found = only_input_errors(lambda: table.read_npz(path))
     if found is not None:
         assert len(found.train) and found.train.x.dtype in (np.float32, np.uint8) and np.isfinite(found.train.x).all()
 
@@ -255,7 +255,7 @@ def test_npz(path, rng):
 @many
 def test_npy(path, rng):
     path.write_bytes(npy_file(SOUND["x"], rng))
-    found = only_input_errors(lambda: arrays.read_npy(path))
+    found = only_input_errors(lambda: table.read_npy(path))
     assert found is None or found.nbytes <= LIMIT
 
 

@@ -16,10 +16,10 @@ from torch import nn
 
 import fedhb
 from builders import CLASSES, FEATURES, arrays, clients, mlp, seeded
-from fedhb.clients import Clients
-from fedhb.engine import checkpoint
+from fedhb.clients.clients import Clients
 from fedhb.errors import DivergedError, InputError
 from fedhb.likelihood import Categorical, GaussianRegression
+from fedhb.runs import checkpoint
 
 X, Y = np.zeros((3, FEATURES)), np.array([0, 1, 2])
 

@@ -19,10 +19,10 @@ import fedhb
 from builders import CASES, CLASSES, FEATURES, clients, mlp, plan, problem, seeded
 from fedhb import distributions
 from fedhb.algorithms import NIW, FedAvg, Mixture
-from fedhb.clients import Clients
-from fedhb.engine import checkpoint
+from fedhb.clients.clients import Clients
 from fedhb.engine.loop import check_server
 from fedhb.errors import DivergedError, InputError
+from fedhb.runs import checkpoint
 from fedhb.seeding import Randomness
 
 many = settings(max_examples=cases(2000, least=25), database=None, derandomize=True, deadline=None)

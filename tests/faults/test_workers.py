@@ -22,8 +22,8 @@ from scale import cases
 import fedhb
 from builders import clients, mlp, plan, problem, same_bits
 from fedhb.engine import workers
-from fedhb.engine.executor import InProcess
-from fedhb.engine.store import ClientStore
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.in_process import InProcess
 from fedhb.engine.workers import Workers
 from fedhb.errors import WorkersError
 from fedhb.seeding import Randomness
@@ -265,5 +265,5 @@ def test_nothing_is_left(how, tmp_path):
         if number is not None:
             done = fedhb.load(out, model=mlp(torch.float32), algorithm=fedhb.FedAvg()).state.done
             assert done >= 1
-            with fedhb.engine.folder.RunFolder(out).locked():  # no orphan holds the lock
+            with fedhb.runs.folder.RunFolder(out).locked():  # no orphan holds the lock
                 pass

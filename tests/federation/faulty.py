@@ -10,8 +10,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
-from fedhb.flower.client import app as real
-from fedhb.flower.task import settings_of
+from fedhb.flower.client_app import app as real
+from fedhb.flower.federated_task import settings_of
 
 app = ClientApp()
 

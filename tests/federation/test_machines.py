@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import fedhb
-from fedhb.deploy.processes import MARK, SETTINGS, marked
+from fedhb.flower.deploy.flower_processes import MARK, SETTINGS, marked
 
 DOCS = Path(__file__).parents[2] / "docs" / "deployment.md"
 SERVER = "192.0.2.1"

@@ -16,18 +16,18 @@ import torch
 
 pytest.importorskip("flwr")
 
-from fedhb.algorithms.base import Plan
-from fedhb.deploy import files
-from fedhb.deploy.processes import marked
-from fedhb.deploy.up import Local, read_status, watch
-from fedhb.engine import checkpoint
-from fedhb.engine.executor import InProcess
-from fedhb.engine.folder import RunFolder
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.in_process import InProcess
 from fedhb.engine.schedule import learning_rate
-from fedhb.engine.store import ClientStore
-from fedhb.experiment import make_clients, train
+from fedhb.flower.deploy import app_files
+from fedhb.flower.deploy.flower_processes import marked
+from fedhb.flower.deploy.local_federation import Local, read_status, watch
+from fedhb.runs import checkpoint
+from fedhb.runs.folder import RunFolder
+from fedhb.runs.from_settings import make_clients, train
+from fedhb.runs.settings import Settings
 from fedhb.seeding import Randomness
-from fedhb.settings import Settings
+from fedhb.training.plan import Plan
 
 pytestmark = pytest.mark.federation
 
@@ -58,7 +58,7 @@ class Federation:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        files.init(folder, NODES, ["127.0.0.1"], 8000, settings("niw", CLEAN))
+        app_files.init(folder, NODES, ["127.0.0.1"], 8000, settings("niw", CLEAN))
         (folder / "app" / "fedhb_app" / "client_app.py").write_text((HERE / "faulty.py").read_text())
         self.local = Local(folder)
         self.flag, self.stall = folder / "dying", folder / "stall"
@@ -174,8 +174,8 @@ def test_faults_cost_their_own_answers_and_nothing_else(federation, tmp_path):
 def simulate(chosen: Settings, cohorts):
     """The simulator's state after these rounds."""
     from fedhb.flower.census import Census, Facts
+    from fedhb.flower.federated_task import Task
     from fedhb.flower.node import Node
-    from fedhb.flower.task import Task
 
     clients, _ = make_clients(chosen)
     task = Task.of(chosen, Census.of([Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))]))

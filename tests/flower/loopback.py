@@ -12,7 +12,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedhb.flower.client import app as client_app
+from fedhb.flower.client_app import app as client_app
 
 FIRST = 1000
 """The id of the first node: nodes and clients are not to be mixed up."""

@@ -22,15 +22,15 @@ from loopback import FIRST, Loopback
 from test_same_numbers import config, federation, small
 
 from fedhb.algorithms import build
-from fedhb.algorithms.base import Plan
-from fedhb.engine.executor import InProcess
-from fedhb.engine.store import ClientStore
+from fedhb.answers.admission import Lengths, Refused
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.in_process import InProcess
 from fedhb.errors import DivergedError, InputError
-from fedhb.experiment import make_clients, train
-from fedhb.files import sealed, unsealed
-from fedhb.flower.server import serve
+from fedhb.files import unsealed
+from fedhb.flower.server_app import serve
+from fedhb.runs.from_settings import make_clients, train
 from fedhb.seeding import Randomness
-from fedhb.updates import Lengths, Refused
+from fedhb.training.plan import Plan
 
 
 def spoiled(change):
@@ -137,8 +137,8 @@ def without(settings, positions):
     """The server's state after one round of the simulator with these clients alone."""
     clients, _ = make_clients(settings)
     from fedhb.flower.census import Census, Facts
+    from fedhb.flower.federated_task import Task
     from fedhb.flower.node import Node
-    from fedhb.flower.task import Task
 
     census = Census.of([Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))])
     task = Task.of(settings, census)
@@ -482,10 +482,12 @@ def test_a_finished_run_is_not_run_again(tmp_path):
 
 def test_nodes_with_another_network_are_refused(tmp_path, monkeypatch):
     """Another version of torch would make other first weights; the node says so instead of training them."""
-    from fedhb.flower import client
+    from fedhb.flower import client_app
 
     grid, chosen = federation(small("fedbabu", rounds=1, fraction=1.0), tmp_path / "out", retries=0)
-    monkeypatch.setattr(client.Task, "network_digest", lambda self, real=client.Task.network_digest: real(self) + str(id(self)))
+    monkeypatch.setattr(
+        client_app.Task, "network_digest", lambda self, real=client_app.Task.network_digest: real(self) + str(id(self))
+    )
     with pytest.raises(DivergedError):
         serve(grid, chosen)
     assert "install the same versions" in events(tmp_path / "out")[0]["detail"]

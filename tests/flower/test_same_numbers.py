@@ -14,17 +14,17 @@ pytest.importorskip("flwr")
 from loopback import FIRST, Loopback
 
 from fedhb.algorithms import ALGORITHMS
-from fedhb.api import load
+from fedhb.answers.admission import Lengths
+from fedhb.answers.privacy import Private
 from fedhb.errors import InputError
-from fedhb.experiment import make_clients, train
 from fedhb.flower.census import Census, Facts, Moments
+from fedhb.flower.federated_task import Task
 from fedhb.flower.node import load as load_node
-from fedhb.flower.server import serve
-from fedhb.flower.task import Task
+from fedhb.flower.server_app import serve
 from fedhb.likelihood import CALM, GaussianRegression
-from fedhb.privacy import Private
-from fedhb.settings import Settings
-from fedhb.updates import Lengths
+from fedhb.runs.from_settings import make_clients, train
+from fedhb.runs.load import load
+from fedhb.runs.settings import Settings
 
 SMALL = {
     "dataset": "digits", "num_clients": 4, "shards_per_client": 4, "max_examples": 60, "fraction": 0.5, "rounds": 3,
@@ -94,7 +94,7 @@ def test_a_run_on_flower_is_loaded_like_any_other(tmp_path):
 
 def test_a_client_personalises_as_its_node_did(tmp_path, monkeypatch):
     """The server's run knows that inputs are cropped and flipped, and so does its folder."""
-    monkeypatch.setattr("fedhb.clients.AUGMENTED", ("digits",))
+    monkeypatch.setattr("fedhb.clients.clients.AUGMENTED", ("digits",))
     settings = small("fedavg")
     run = serve(*federation(settings, tmp_path / "out"))
     clients, _ = make_clients(settings)

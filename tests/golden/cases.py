@@ -166,8 +166,8 @@ def on_flower(name: str, folder: Path, **changes: Any) -> Numbers:
     """Three nodes in this process."""
     from loopback import Loopback
 
-    from fedhb.flower.server import serve
-    from fedhb.settings import Settings
+    from fedhb.flower.server_app import serve
+    from fedhb.runs.settings import Settings
 
     small = {
         "dataset": "digits", "num_clients": 3, "shards_per_client": 4, "max_examples": 40, "fraction": 1.0, "rounds": 2,

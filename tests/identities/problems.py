@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedhb.algorithms import NIW, Arrays, Federation, Mixture, Plan, Problem
-from fedhb.algorithms.base import repeat
-from fedhb.algorithms.sums import add
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import add, repeat
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical, Likelihood
-from fedhb.network import Network, Weights
+from fedhb.network.vectors import Network, Weights
 from fedhb.seeding import Randomness
 
 RNG = Randomness(seed=0, round=1)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import Arrays, FedAvg, Plan, Problem
-from fedhb.algorithms.batches import batches
 from fedhb.algorithms.centralised import Centralised
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.likelihood import GaussianRegression
 from fedhb.seeding import SERVER, Randomness
+from fedhb.training.batches import batches
 
 SHUFFLES = ("client", "pooled")
 SIZES, D, NOISE, LR = (8, 8, 8, 8), 3, 0.5, 0.2

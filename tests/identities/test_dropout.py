@@ -13,12 +13,13 @@ from problems import RNG, initial, labelled, mlp, normal, plan_of, seeded
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhb.algorithms.batches import Batch
-from fedhb.algorithms.local import train
-from fedhb.algorithms.proximal import Pull
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical
-from fedhb.network import Columns, Network, Weights
+from fedhb.network.columns import Columns
+from fedhb.network.vectors import Network, Weights
+from fedhb.training.batches import Batch
+from fedhb.training.proximal import Pull
+from fedhb.training.sgd import train
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(4, 3), (4,)),

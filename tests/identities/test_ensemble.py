@@ -15,8 +15,8 @@ from torch import nn
 import fedhb
 from fedhb.algorithms import FedAvg
 from fedhb.algorithms.ensemble import Ensemble
-from fedhb.algorithms.learners import one
-from fedhb.algorithms.sums import num_bytes
+from fedhb.algorithms.several_networks import one
+from fedhb.algorithms.toolbox import num_bytes
 from fedhb.likelihood import GaussianRegression
 
 TRAINING: dict[str, Any] = {"rounds": 3, "fraction": 0.6, "local_epochs": 2, "batch_size": 4, "seed": 2, "progress": False}

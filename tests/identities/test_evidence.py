@@ -11,18 +11,19 @@ from problems import RNG, initial, labelled, mlp, normal, plan_of, seeded
 from torch import Tensor, nn
 
 import fedhb
-from fedhb.algorithms import NIW, Federation, Problem, evidence
-from fedhb.algorithms.local import train
-from fedhb.algorithms.proximal import Pull
+from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms.empirical_bayes import variances
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical
-from fedhb.network import Network, Weights
+from fedhb.network.vectors import Network, Weights
 from fedhb.seeding import Randomness
+from fedhb.training.proximal import Pull
+from fedhb.training.sgd import train
 
 
 def measure(problem: Problem, weights: Weights, *rest: Any) -> Tensor:
     """What clients measure that found these weights."""
-    return evidence.measure(problem, {"m": weights.theta, "head": weights.head}, weights, *rest, None)
+    return variances.measure(problem, {"m": weights.theta, "head": weights.head}, weights, *rest, None)
 
 
 def seen_of(s: float, h: float, clients: float = 7.0) -> Tensor:
@@ -32,7 +33,7 @@ def seen_of(s: float, h: float, clients: float = 7.0) -> Tensor:
 @pytest.mark.parametrize(("s", "h"), [(1e-6, 0.1), (0.3, 2.0), (5.0, 1e3), (1e-3, 1e-4)])
 def test_u_and_v_minimise_the_objective(s: float, h: float) -> None:
     seen = seen_of(s, h)
-    u = evidence.best_variance(seen).requires_grad_()
+    u = variances.best_variance(seen).requires_grad_()
     (slope,) = torch.autograd.grad((s / u + torch.log1p(u * h)).sum(), u)
     assert abs(slope.item()) * u.item() < 1e-10
     v = (1.0 / (1.0 / u.detach() + h)).requires_grad_()
@@ -42,31 +43,31 @@ def test_u_and_v_minimise_the_objective(s: float, h: float) -> None:
     (slope,) = torch.autograd.grad(free.sum(), v)
     assert abs(slope.item()) * v.item() < 1e-10
     # with the best v the free energy is the evidence, Occam's factor and all
-    assert free.item() == pytest.approx(0.5 * s / u.item() + evidence.occam(u.detach(), seen, [1]).item(), rel=1e-12)
+    assert free.item() == pytest.approx(0.5 * s / u.item() + variances.occam(u.detach(), seen, [1]).item(), rel=1e-12)
 
 
 def test_limits() -> None:
-    assert evidence.best_variance(seen_of(0.3, 1e12)).item() == pytest.approx(0.3, rel=1e-6)  # data say all: the scatter itself
-    assert evidence.best_variance(seen_of(1e-10, 0.1)).item() == pytest.approx((1e-10 / 0.1) ** 0.5, rel=1e-3)
-    assert 0 < evidence.best_variance(seen_of(0.0, 0.0)).item() < float("inf")
+    assert variances.best_variance(seen_of(0.3, 1e12)).item() == pytest.approx(0.3, rel=1e-6)  # data say all: the scatter itself
+    assert variances.best_variance(seen_of(1e-10, 0.1)).item() == pytest.approx((1e-10 / 0.1) ** 0.5, rel=1e-3)
+    assert 0 < variances.best_variance(seen_of(0.0, 0.0)).item() < float("inf")
 
 
 def test_layers_are_tensors() -> None:
     network = Network(mlp(4, 5, 3))
-    assert evidence.layer_sizes(network, False) == [20, 5] and evidence.layer_sizes(network, True) == [20, 5, 15, 3]
-    assert evidence.spread(torch.tensor([2.0, 3.0]), [3, 1]).tolist() == [2.0, 2.0, 2.0, 3.0]
-    assert evidence.means(torch.tensor([[1.0, 3.0, 8.0]]), [2, 1]).tolist() == [[2.0, 8.0]]
+    assert variances.layer_sizes(network, False) == [20, 5] and variances.layer_sizes(network, True) == [20, 5, 15, 3]
+    assert variances.spread(torch.tensor([2.0, 3.0]), [3, 1]).tolist() == [2.0, 2.0, 2.0, 3.0]
+    assert variances.means(torch.tensor([[1.0, 3.0, 8.0]]), [2, 1]).tolist() == [[2.0, 8.0]]
 
 
 def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean over many draws of batches and targets, against the sum over classes of p |gradient|^2."""
-    monkeypatch.setattr(evidence, "MEASURED", 1.0)
+    monkeypatch.setattr(variances, "MEASURED", 1.0)
     clients, network = labelled(40, 24), Network(mlp(4, 5, 3))
     problem = Problem(network, Categorical(3), Federation(2, 64, 3))
     weights, plan = initial(network, 2), dataclasses.replace(plan_of(1, 8), train_head=True)
     draws = torch.stack([measure(problem, weights, clients, plan, Randomness(0, r))[:, 2:10] for r in range(3000)]).double()
     found, error = draws.mean(0), draws.std(0) / 3000**0.5
-    counts = evidence.layer_sizes(network, True)
+    counts = variances.layer_sizes(network, True)
     module = mlp(4, 5, 3)
     with torch.no_grad():
         for slot in (*network.body_slots, *network.head_slots):
@@ -109,7 +110,7 @@ def test_it_finds_the_truth_where_a_spike_collapses(truth: float) -> None:
             m = torch.linalg.solve(H + torch.eye(d) / u, xy + m0 / u)
             m0 = m.mean(0)
             s = (m - m0).square().mean()
-            u = s.view(1).clamp_min(1e-9) if spike else evidence.best_variance(seen_of(s.item(), h.item()))
+            u = s.view(1).clamp_min(1e-9) if spike else variances.best_variance(seen_of(s.item(), h.item()))
         ends.append(u.item())
     assert ends[0] == pytest.approx(truth, rel=0.1)
     assert ends[1] < 1e-6
@@ -120,16 +121,16 @@ def test_u_under_concentrated_curvature_minimises_its_objective(s: float, h: flo
     """S/u + k log(1 + u T/k), S = d s and T = d h; with k = d it is the other one's."""
     d = 50
     seen = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / k]], dtype=torch.float64)])
-    u = evidence.personal_variance(seen, [d]).requires_grad_()
+    u = variances.personal_variance(seen, [d]).requires_grad_()
     (d * s / u + k * torch.log1p(u * d * h / k)).sum().backward()
     assert u.grad is not None and abs(u.grad.item()) < 1e-9 * d * s / u.item() ** 2
     even = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / d]], dtype=torch.float64)])
-    torch.testing.assert_close(evidence.personal_variance(even, [d]), evidence.best_variance(even))
+    torch.testing.assert_close(variances.personal_variance(even, [d]), variances.best_variance(even))
     # more directions than there are weights, or less than one, are errors of measurement
     for square, bound in ((1e-9, d), (1e9, 1)):
         odd = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h * square]], dtype=torch.float64)])
         at = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / bound]], dtype=torch.float64)])
-        torch.testing.assert_close(evidence.personal_variance(odd, [d]), evidence.personal_variance(at, [d]))
+        torch.testing.assert_close(variances.personal_variance(odd, [d]), variances.personal_variance(at, [d]))
 
 
 @pytest.mark.parametrize("truth", [0.03, 0.3])
@@ -143,7 +144,7 @@ def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) ->
     H, xy = x.mT @ x, (x.mT @ y.unsqueeze(-1)).squeeze(-1)
     h, square = H.diagonal(dim1=1, dim2=2).mean(), (H @ H).diagonal(dim1=1, dim2=2).sum(1).mean() / d**2
     ends = []
-    for best in (evidence.best_variance, lambda seen: evidence.personal_variance(seen, [d])):
+    for best in (variances.best_variance, lambda seen: variances.personal_variance(seen, [d])):
         u, m0 = torch.tensor([1.0], dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
         for _ in range(200):
             m = torch.linalg.solve(H + torch.eye(d) / u, xy + m0 / u)
@@ -151,7 +152,7 @@ def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) ->
             row = torch.stack([2.0 * square]).view(1, 1)
             seen = torch.cat([seen_of((m - m0).square().mean().item(), h.item()), row])
             u = best(seen)
-        ends.append((u.item(), evidence.personal_variance(seen, [d]).item()))
+        ends.append((u.item(), variances.personal_variance(seen, [d]).item()))
     (rounds, read_off), (alone, _) = ends
     assert alone == pytest.approx(truth, rel=0.15)
     # NIW's clients are fitted under the variance of the rounds, which holds them together: nearer the truth than it, and low
@@ -166,7 +167,7 @@ def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
     V0, seen = run.state.server["V0"], run.state.server["evidence"]
     assert V0.shape == (4,) and seen[0].tolist() == [9.0] * 4 and (seen[[0, 1]] > 0).all()
     n0 = clients.num_examples + 3.0
-    torch.testing.assert_close(V0.double(), n0 * evidence.best_variance(seen))
+    torch.testing.assert_close(V0.double(), n0 * variances.best_variance(seen))
     assert run.records[-1]["penalty_share"] > 0
     # the pull on the head is 1 / (u |D_i|), towards the shared head
     pull = algorithm.head_pull(run.problem, algorithm.broadcast(run.state.server, [0]), torch.tensor([10.0]))
@@ -177,7 +178,7 @@ def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
 
 def test_a_pull_per_layer_is_one_per_weight() -> None:
     clients, network = labelled(9, 6), Network(mlp(4, 5, 3))
-    layers = evidence.layer_sizes(network, False)
+    layers = variances.layer_sizes(network, False)
     mu, target = torch.tensor([[0.3, 2.0], [0.1, 0.7]], dtype=torch.float64), normal(network.num_params, seed=5)
     found = []
     for momentum in (0.0, 0.9):
@@ -193,7 +194,7 @@ def test_a_pull_per_layer_is_one_per_weight() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_the_time_of_training_is_how_far_a_constant_gradient_goes(momentum: float) -> None:
     sizes = torch.tensor([20, 7, 31])
-    times = evidence.training_time(sizes, dataclasses.replace(plan_of(epochs=3, batch_size=10, lr=0.2), momentum=momentum))
+    times = variances.training_time(sizes, dataclasses.replace(plan_of(epochs=3, batch_size=10, lr=0.2), momentum=momentum))
     for n, time in zip(sizes.tolist(), times.tolist(), strict=True):
         place = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         solver = torch.optim.SGD([place], lr=0.2, momentum=momentum)
@@ -211,7 +212,7 @@ def test_some_clients_measure_by_their_own_coins() -> None:
     measured = together[:, 0].bool()
     assert 1 <= measured.sum() <= 12  # of 40 coins with 1/10
     assert (together[~measured, 2:] == 0).all() and (together[measured, :10] > 0).all()
-    torch.testing.assert_close(together[:, 1], evidence.training_time(clients.sizes, plan))  # all of them
+    torch.testing.assert_close(together[:, 1], variances.training_time(clients.sizes, plan))  # all of them
     alone = [measure(problem, initial(network, 1), clients.select([c]), plan, rng)[0] for c in range(40)]
     torch.testing.assert_close(torch.stack(alone), together, rtol=1e-10, atol=0.0)
     assert (measure(problem, initial(network, 40), clients, plan, RNG)[:, 0] == 1).all()  # all in the first round
@@ -226,7 +227,7 @@ def test_curvature_does_not_depend_on_the_batch(kind: str) -> None:
     means = []
     for size in (4, 32):
         plan, generator = dataclasses.replace(plan_of(1, size), train_head=True), torch.Generator().manual_seed(size)
-        draws = [evidence.curvature(problem, initial(network, 1), x, plan, generator) for _ in range(2000)]
+        draws = [variances.curvature(problem, initial(network, 1), x, plan, generator) for _ in range(2000)]
         means.append(torch.stack(draws).mean(0))
     torch.testing.assert_close(means[0], means[1], rtol=0.25, atol=0.0)
 
@@ -238,7 +239,7 @@ def test_the_recorded_objective_is_least_at_the_learned_variance() -> None:
     server, problem = run.state.server, run.problem
     count, scatter = server["evidence"][:2]
     # clients whose scatter around m0 is the pooled one, in every layer
-    steps = evidence.spread((scatter / count).sqrt(), evidence.layer_sizes(problem.network, False))
+    steps = variances.spread((scatter / count).sqrt(), variances.layer_sizes(problem.network, False))
     m = server["m0"] + torch.stack([steps, -steps])
 
     def objective(scale: float) -> float:

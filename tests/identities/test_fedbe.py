@@ -15,11 +15,11 @@ from torch import Tensor, nn
 import fedhb
 from fedhb.algorithms import Arrays, FedAvg, Problem
 from fedhb.algorithms.fedbe import FLOOR, FedBE, Soft, predictions, sharpen
-from fedhb.algorithms.sums import add
-from fedhb.clients import Clients
-from fedhb.experiment import withhold
+from fedhb.algorithms.toolbox import add
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical, GaussianRegression
-from fedhb.network import Weights
+from fedhb.network.vectors import Weights
+from fedhb.runs.from_settings import withhold
 from fedhb.seeding import Randomness
 
 TRAINING = {

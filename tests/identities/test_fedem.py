@@ -15,13 +15,13 @@ from torch.nn import functional
 
 import fedhb
 from fedhb.algorithms import Arrays, FedAvg, Problem
-from fedhb.algorithms.batches import batches
 from fedhb.algorithms.fedem import FedEM, losses
-from fedhb.algorithms.learners import different_starts, one
-from fedhb.clients import Clients
+from fedhb.algorithms.several_networks import different_starts, one
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
-from fedhb.network import Weights
+from fedhb.network.vectors import Weights
 from fedhb.seeding import Randomness
+from fedhb.training.batches import batches
 
 TRAINING: dict[str, Any] = {"rounds": 3, "fraction": 0.6, "local_epochs": 2, "batch_size": 4, "seed": 2, "progress": False}
 

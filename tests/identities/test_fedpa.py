@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import Arrays, FedAvg, Plan, Problem
-from fedhb.algorithms.base import start_weights
 from fedhb.algorithms.fedpa import FedPA, posterior_point
-from fedhb.algorithms.iterates import Iterates
-from fedhb.algorithms.local import train
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import start_weights
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 from fedhb.seeding import Randomness
+from fedhb.training.average import Iterates
+from fedhb.training.sgd import train
 
 TRAINING = {"rounds": 3, "fraction": 0.6, "local_epochs": 2, "batch_size": 4, "seed": 2, "progress": False}
 

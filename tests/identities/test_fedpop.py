@@ -16,8 +16,8 @@ from torch.nn import functional
 import fedhb
 from fedhb.algorithms import FedAvg, Problem
 from fedhb.algorithms.fedpop import FedPop
-from fedhb.algorithms.sums import num_bytes
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import num_bytes
+from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.likelihood import GaussianRegression
 

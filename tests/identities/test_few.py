@@ -10,16 +10,17 @@ import torch
 from problems import RNG, labelled, mlp, plan_of
 from torch import nn
 
-from fedhb.algorithms import NIW, Federation, Problem, few
+from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms.empirical_bayes import few_examples
 from fedhb.likelihood import Categorical
-from fedhb.network import Network
+from fedhb.network.vectors import Network
 
 
 def test_factors_by_hand() -> None:
     """1,000 examples of 10 clients in batches of 10: 10 steps an epoch are usual."""
     federation, plan = Federation(10, 1000, 3), plan_of(1, 10)
     sizes = {1: 8, 10: 8, 11: 4, 20: 4, 31: 2, 60: 2, 71: 1, 100: 1, 5000: 1}  # 10/1 is nearest to 8, 10/4 to 2, 10/8 to 1
-    assert dict(zip(sizes, few.factors(torch.tensor(list(sizes)), plan, federation), strict=True)) == sizes
+    assert dict(zip(sizes, few_examples.factors(torch.tensor(list(sizes)), plan, federation), strict=True)) == sizes
 
 
 def problem_of(clients_in_all: int, examples: int) -> Problem:
@@ -31,7 +32,7 @@ def test_each_client_is_personalised_as_if_alone_and_in_its_place() -> None:
     algorithm, plan = NIW(p_do=1.0), dataclasses.replace(plan_of(2, 4), train_head=True)
     server = algorithm.start(problem, RNG)
     found = algorithm.personalise(problem, server, clients, {}, plan, RNG)
-    factors = few.factors(clients.sizes, plan, problem.federation)
+    factors = few_examples.factors(clients.sizes, plan, problem.federation)
     assert factors == [4, 1, 4, 2, 4]
     for c, factor in enumerate(factors):
         longer = dataclasses.replace(plan, epochs=2 * factor)
@@ -88,7 +89,7 @@ def test_running_statistics_of_few_examples_are_held_by_those_of_the_federation(
     server = algorithm.start(problem, RNG)
     server["buffers"] = server["buffers"] + 0.5
     found = algorithm.personalise(problem, server, clients, {}, plan, RNG)
-    assert few.factors(clients.sizes, plan, problem.federation) == [8, 1]
+    assert few_examples.factors(clients.sizes, plan, problem.federation) == [8, 1]
     for c, (epochs, own) in enumerate(((16, 2 / 5), (2, 1.0))):
         longer = dataclasses.replace(plan, epochs=epochs)
         alone = NIW(p_do=1.0, same_steps=False).personalise(problem, server, clients.select([c]), {}, longer, RNG)

@@ -11,12 +11,13 @@ from problems import RNG, initial, labelled, linear, mlp, normal, plan_of
 from torch import Tensor
 
 import fedhb
-from fedhb.algorithms import NIW, Federation, Plan, Problem, evidence, gradients
-from fedhb.algorithms.local import train
-from fedhb.algorithms.proximal import Pull
-from fedhb.clients import Clients
+from fedhb.algorithms import NIW, Federation, Plan, Problem
+from fedhb.algorithms.empirical_bayes import few_steps, variances
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical, GaussianRegression
-from fedhb.network import Network
+from fedhb.network.vectors import Network
+from fedhb.training.proximal import Pull
+from fedhb.training.sgd import train
 
 PLANS = {
     "one step": (plan_of(1, 50, lr=0.3), 20),
@@ -41,7 +42,7 @@ def test_reach_is_how_far_the_solver_goes(name: str, pull: float) -> None:
         start.theta.zero_()
         prior = Pull(torch.full((1, 1), pull / n, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
         moved.append(train(network, GaussianRegression(noise=flat), start, clients, plan, RNG, pull=prior)[0].theta.squeeze(1))
-    few, W, square, R = gradients.reach([n], plan, torch.tensor([pull]), False)[0].tolist()
+    few, W, square, R = few_steps.reach([n], plan, torch.tensor([pull]), False)[0].tolist()
     assert few == 1 and square == pytest.approx(W**2)
     torch.testing.assert_close(moved[0], torch.full((count,), W, dtype=torch.float64), rtol=1e-5, atol=0.0)
     assert moved[1].var().item() == pytest.approx(R, rel=4 * (2 / count) ** 0.5)
@@ -50,12 +51,12 @@ def test_reach_is_how_far_the_solver_goes(name: str, pull: float) -> None:
 
 def test_reach_is_that_of_each_client_and_of_few_steps() -> None:
     plan, precision = plan_of(1, 10, lr=0.3), torch.tensor([0.0, 5.0])
-    together = gradients.reach([8, 31, 8, 60, 21], plan, precision, False)
+    together = few_steps.reach([8, 31, 8, 60, 21], plan, precision, False)
     for n, row in zip([8, 31, 8, 60, 21], together, strict=True):
-        torch.testing.assert_close(row, gradients.reach([n], plan, precision, False)[0])
+        torch.testing.assert_close(row, few_steps.reach([n], plan, precision, False)[0])
     assert together[:, 0].tolist() == [1, 1, 1, 0, 1] and not together[3].any()  # sixty take six steps
-    merged = gradients.reach([21], plan, precision, True)[0]  # under batch norm a batch of one joins the one before it
-    torch.testing.assert_close(merged[1:3], gradients.reach([20], plan, precision * 20 / 21, False)[0, 1:3])
+    merged = few_steps.reach([21], plan, precision, True)[0]  # under batch norm a batch of one joins the one before it
+    torch.testing.assert_close(merged[1:3], few_steps.reach([20], plan, precision * 20 / 21, False)[0, 1:3])
 
 
 CELLS = {
@@ -76,8 +77,8 @@ def summary_of(clients: Clients, plan: Plan, m0: Tensor, H: Tensor, pull: float)
     prior = Pull(pull / clients.sizes.double().unsqueeze(1), m0)
     m = train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=prior)[0].theta
     h, square = H.diagonal(dim1=1, dim2=2).mean(1), (H @ H).diagonal(dim1=1, dim2=2).sum(1) / d**2
-    time = evidence.training_time(clients.sizes, plan)
-    reached = gradients.reach(clients.sizes.tolist(), plan, torch.tensor([pull]), False)
+    time = variances.training_time(clients.sizes, plan)
+    reached = few_steps.reach(clients.sizes.tolist(), plan, torch.tensor([pull]), False)
     told = torch.cat([torch.stack([torch.ones(count).double(), time, h, square], 1), reached], 1)
     gaps = m - m0
     return {
@@ -105,15 +106,15 @@ def test_it_finds_the_truth_from_a_few_steps(truth: float, name: str) -> None:
         pairs.append((x.numpy(), (x @ theta[i] + normal(n, seed=9000 + i)).numpy()))
         H.append(x.mT @ x)
     clients, n0 = Clients.from_arrays(pairs), 50.0
-    server, examples = {"m0": m0} | evidence.unlearned(torch.ones(1, dtype=torch.float64)), sum(sizes) / count
+    server, examples = {"m0": m0} | variances.unlearned(torch.ones(1, dtype=torch.float64)), sum(sizes) / count
     for lr, part in ((plan.lr, range(0, 800)), (0.1 * plan.lr, range(800, count))):
         rows = list(part)
         summary = summary_of(clients.select(rows), replace(plan, lr=lr), m0, torch.stack([H[i] for i in rows]), pull)
-        server |= evidence.learn(server, summary, [d], n0, examples, most=1.0)
+        server |= variances.learn(server, summary, [d], n0, examples, most=1.0)
     seen, sums = server["evidence"], server["gradients"]
-    by_scatter = evidence.personal_variance(seen, [d]).item()
-    steep = evidence.steepness(seen, [d])
-    told = gradients.variance(sums, seen[3] / seen[2], steep, examples).item()
+    by_scatter = variances.personal_variance(seen, [d]).item()
+    steep = variances.steepness(seen, [d])
+    told = few_steps.variance(sums, seen[3] / seen[2], steep, examples).item()
     uneven = 4 * steep.item() / examples  # k is too small where sizes differ, and u is
     noise = (sums[1] / sums[2] * examples / steep).item()  # what batches differ by, in units of u
     misfit = (k + 1) / 4 * (truth + 0.01)  # examples differ by more than their curvature, as m0 is not where theirs is least
@@ -121,8 +122,8 @@ def test_it_finds_the_truth_from_a_few_steps(truth: float, name: str) -> None:
     assert told == pytest.approx(expected, rel=0.1, abs=5 * error)
     assert noise < 0.2 or name == "a short last batch"
     assert uneven < 1.2 or name == "sizes, batches, a stiff prior"
-    assert server["V0"].item() / n0 == pytest.approx(evidence.best_variance(seen).item())
-    assert server[evidence.PERSONAL].item() / n0 == pytest.approx(max(told, by_scatter))
+    assert server["V0"].item() / n0 == pytest.approx(variances.best_variance(seen).item())
+    assert server[variances.PERSONAL].item() / n0 == pytest.approx(max(told, by_scatter))
     assert truth == 0.0 or by_scatter < 0.5 * truth or name == "a short last batch"
 
 
@@ -147,7 +148,7 @@ def test_only_what_began_at_m0_tells(begin: str) -> None:
 def cohort(count: float, *reached: float) -> Tensor:
     """What the server keeps of a cohort with these sums of `reach`, and scatter."""
     one = torch.ones(1, dtype=torch.float64)
-    return gradients.seen(5.0 * one, 2.0 * one, torch.tensor(count).double(), torch.tensor(reached, dtype=torch.float64))
+    return few_steps.seen(5.0 * one, 2.0 * one, torch.tensor(count).double(), torch.tensor(reached, dtype=torch.float64))
 
 
 def test_a_cohort_of_which_one_took_many_steps_or_that_has_one_client_tells_nothing() -> None:
@@ -163,9 +164,9 @@ def test_clients_that_are_alike_differ_by_nothing_however_far_each_goes() -> Non
     moved = W.unsqueeze(1) * g
     X, Y = moved.square().sum().view(1), moved.sum(0).square().sum().view(1)
     reached = torch.stack([torch.tensor(4.0).double(), W.sum(), W.square().sum(), torch.tensor(0.1).double()])
-    told = gradients.seen(X, Y, torch.tensor(4.0).double(), reached)
+    told = few_steps.seen(X, Y, torch.tensor(4.0).double(), reached)
     assert told[0].item() == pytest.approx(0.0, abs=1e-12) and told[1] > 0
-    apart = gradients.seen(X + 1.0, Y, torch.tensor(4.0).double(), reached)[0].item()
+    apart = few_steps.seen(X + 1.0, Y, torch.tensor(4.0).double(), reached)[0].item()
     assert apart == pytest.approx(4.0 / (1.0 - 0.4625 / 1.05**2) / 0.4625)
 
 
@@ -176,10 +177,10 @@ def test_what_a_client_says_keeps_finite(W: float, squares: float) -> None:
 
 
 def test_gradients_count_up_to_what_there_was() -> None:
-    server = {"m0": torch.zeros(10)} | evidence.unlearned(torch.ones(1, dtype=torch.float64))
+    server = {"m0": torch.zeros(10)} | variances.unlearned(torch.ones(1, dtype=torch.float64))
     gaps = normal(3, 10, seed=1)
     summary = {"m": gaps.sum(0), "squares": gaps.square().sum(0), "count": torch.tensor(3.0)}
     summary["curvature"] = torch.tensor([3.0, 3e-6, 3.0, 3.0, 3.0, 3e-6, 3e-12, 3e-13], dtype=torch.float64)
     for most in (100.0, 1000.0):
-        new = evidence.learn(server, summary, [10], 1.0, 10.0, most)
-        assert new[evidence.PERSONAL].item() == most > 10 * new["V0"].item()
+        new = variances.learn(server, summary, [10], 1.0, 10.0, most)
+        assert new[variances.PERSONAL].item() == most > 10 * new["V0"].item()

@@ -35,7 +35,7 @@ from torch.distributions import MultivariateNormal
 from torch.nn import functional
 
 from fedhb.algorithms import NIW, Arrays, Hierarchical, Problem
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 
 SIZES, D, NOISE = (8, 5, 12, 6), 3, 0.4

@@ -10,11 +10,12 @@ import torch
 from problems import labelled, mlp, plan_of
 from torch import Tensor
 
-from fedhb.algorithms import NIW, Federation, Problem, evidence
-from fedhb.algorithms.gradients import FEW
-from fedhb.algorithms.relaxation import FACTOR, LAST, factor
+from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms.empirical_bayes import variances
+from fedhb.algorithms.empirical_bayes.few_steps import FEW
+from fedhb.algorithms.empirical_bayes.server_step import FACTOR, LAST, factor
 from fedhb.likelihood import Categorical
-from fedhb.network import Network, Weights
+from fedhb.network.vectors import Network, Weights
 from fedhb.seeding import Randomness
 
 D = torch.tensor([24, 6, 18, 3])
@@ -115,9 +116,9 @@ def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
         scatter += torch.stack([part.square().mean(1).sum() for part in (m - m0).split(D.tolist(), 1)])
         for c in range(N):
             generator = rng(c, "curvature")
-            if number == 1 or float(torch.rand((), generator=generator)) < evidence.MEASURED:
+            if number == 1 or float(torch.rand((), generator=generator)) < variances.MEASURED:
                 own_weights = Weights(m[c : c + 1, :30], m[c : c + 1, 30:], torch.zeros(1, 0))
-                curvature = evidence.curvature(problem, own_weights, clients.train.examples(c)[0], plan, generator)
+                curvature = variances.curvature(problem, own_weights, clients.train.examples(c)[0], plan, generator)
                 measured.append((D * curvature[:4], D**2 * curvature[4:]))
         tr_H, k = traces(measured)
         s, h = scatter / (N * number), tr_H / D

@@ -13,10 +13,10 @@ from torch import nn
 
 import fedhb
 from fedhb.algorithms import Arrays, FedAvg, Problem
-from fedhb.algorithms.base import Personalised
+from fedhb.algorithms.contract import Personalised
 from fedhb.algorithms.local_only import LocalOnly
-from fedhb.algorithms.sums import add
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import add
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 from fedhb.seeding import SERVER, Randomness
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import fedhb
 from fedhb.algorithms import FedProx, Mixture, Problem
 from fedhb.algorithms.prototypes import Nearness
-from fedhb.algorithms.sums import num_bytes
-from fedhb.clients import Clients
-from fedhb.network import Network
+from fedhb.algorithms.toolbox import num_bytes
+from fedhb.clients.clients import Clients
+from fedhb.network.vectors import Network
 
 N, D, K = 9, 4, 3
 SIGMA2 = 0.3

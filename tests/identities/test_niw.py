@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fedhb
 from fedhb.algorithms import NIW, FedBABU, FedProx, Problem
 from fedhb.distributions import spiky_kl
-from fedhb.network import Weights
+from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER
 
 N, D, EXAMPLES = 7, 5, 40  # clients, weights, training examples of all clients

@@ -30,10 +30,10 @@ import fedhb
 from fedhb.algorithms import FedAvg, Problem
 from fedhb.algorithms.pairs import Pair, kl, kl_of_q, kl_of_w, spread
 from fedhb.algorithms.pfedbayes import PFedBayes
-from fedhb.algorithms.sums import num_bytes
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import num_bytes
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
-from fedhb.network import Weights
+from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER
 
 NOISE = 0.4

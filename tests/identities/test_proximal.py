@@ -11,13 +11,13 @@ from problems import RNG, convnet, examples, initial, labelled, linear, mlp, nor
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhb.algorithms.base import Plan
-from fedhb.algorithms.batches import Batch
-from fedhb.algorithms.local import train
-from fedhb.algorithms.proximal import Pull
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical, GaussianRegression
-from fedhb.network import Network, Weights
+from fedhb.network.vectors import Network, Weights
+from fedhb.training.batches import Batch
+from fedhb.training.plan import Plan
+from fedhb.training.proximal import Pull
+from fedhb.training.sgd import train
 
 MOMENTUM, LR = 0.9, 0.1
 MINIMUM, TARGET = 1.0, -0.5  # the loss 1/2 (m - MINIMUM)^2, pulled to TARGET

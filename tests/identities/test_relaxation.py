@@ -7,10 +7,10 @@ import torch
 from problems import RNG, labelled, mlp, plan_of
 
 from fedhb.algorithms import NIW, Federation, Problem
-from fedhb.algorithms.evidence import layer_sizes, steepness, training_time
-from fedhb.algorithms.relaxation import FACTOR, LAST, along, begin, factor, lengths, relaxed
+from fedhb.algorithms.empirical_bayes.server_step import FACTOR, LAST, along, begin, factor, lengths, relaxed
+from fedhb.algorithms.empirical_bayes.variances import layer_sizes, steepness, training_time
 from fedhb.likelihood import Categorical
-from fedhb.network import Network
+from fedhb.network.vectors import Network
 from fedhb.seeding import Randomness
 
 

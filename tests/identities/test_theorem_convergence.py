@@ -14,12 +14,21 @@ import torch
 from problems import linear, mixture, problem_of, seeded
 from torch import Tensor, nn
 
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical, GaussianRegression
-from fedhb.paper import theorem_convergence
-from fedhb.paper.blocks import Blocks, bound_for_rounds, descend, grid, printed_bound, printed_rule, slope, sublevel_constants
-from fedhb.paper.convex import ConvexFederation, make
+from fedhb_paper import theorem_convergence
+from fedhb_paper.block_descent import (
+    Blocks,
+    bound_for_rounds,
+    descend,
+    grid,
+    printed_bound,
+    printed_rule,
+    slope,
+    sublevel_constants,
+)
+from fedhb_paper.convex_federations import ConvexFederation, make
 
 SMALL: dict[str, Any] = {
     "problem_seed": 3, "loss": "gaussian", "num_clients": 4, "dim": 3, "examples": 12, "batch_size": 12, "noise": 0.7,

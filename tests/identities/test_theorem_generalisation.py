@@ -14,9 +14,9 @@ from scipy import integrate, stats
 from torch.distributions import Normal
 
 from fedhb.likelihood import GaussianRegression
-from fedhb.paper import theorem_generalisation
-from fedhb.paper.hellinger import Backbone, certificate, log_ratio, squared_hellinger
-from fedhb.paper.theorem_generalisation import Truth, joint_kl, sample_clients
+from fedhb_paper import theorem_generalisation
+from fedhb_paper.hellinger import Backbone, certificate, log_ratio, squared_hellinger
+from fedhb_paper.theorem_generalisation import Truth, joint_kl, sample_clients
 
 
 def test_the_distance_is_that_of_the_densities() -> None:

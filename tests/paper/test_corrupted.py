@@ -11,9 +11,9 @@ from small import write
 from test_engine import lines, run  # noqa: F401 (a fixture)
 
 from fedhb.data.corruptions import CORRUPTIONS
-from fedhb.paper import experiments, table
-from fedhb.paper.cells import _dataset_of
-from fedhb.paper.scale import Scale
+from fedhb_paper import experiments, table
+from fedhb_paper.cells import _dataset_of
+from fedhb_paper.scale import Scale
 
 IMAGES, CLASSES = 100, 5
 SETTINGS = """

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from small import COMMON, SETTINGS, write
 
-from fedhb import cli
-from fedhb.cli_paper import as_markdown
+from fedhb.cli import main
 from fedhb.errors import DivergedError, InputError
-from fedhb.paper import cells, engine, experiments, jobs, records, table
-from fedhb.paper.watch import Shown
+from fedhb_paper import cells, experiments, jobs, records, table, workbench
+from fedhb_paper.commands import as_markdown
+from fedhb_paper.job_progress import Shown
 
 
 class Silent:
@@ -43,7 +43,7 @@ class Silent:
 def complete(folder, processes=1, name="small", **choice):
     experiment = experiments.load(folder, name)
     watcher = Silent()
-    now = engine.complete(experiment, experiments.choose(experiment, **choice), processes, watcher)
+    now = workbench.complete(experiment, experiments.choose(experiment, **choice), processes, watcher)
     return watcher, now
 
 
@@ -65,7 +65,7 @@ def run(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["fedhb", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", "200")
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         printed = capsys.readouterr()
         return ended.value.code or 0, " ".join((printed.out + printed.err).split())
 
@@ -149,7 +149,7 @@ def test_a_run_that_another_table_has_is_taken_from_there(tmp_path, monkeypatch)
     assert now.records[0]["command"] == first.records[0]["command"]
     changed = replace(experiment, settings={**experiment.settings, "common": {**experiment.settings["common"], "lr": 0.01}})
     with pytest.raises(pytest.fail.Exception):
-        engine.complete(changed, keys, 1, Silent())
+        workbench.complete(changed, keys, 1, Silent())
 
 
 def test_a_line_ends_where_json_ends_it(tmp_path):
@@ -208,7 +208,7 @@ def test_a_default_that_changes_makes_a_record_stale(tmp_path, monkeypatch):
     complete(tmp_path, cells=["one"], algorithms=["fedavg"])
     monkeypatch.setattr(FedAvg, "training", {"lr": 0.05})
     experiment = experiments.load(tmp_path, "small")
-    now = engine.standing(experiment, experiments.choose(experiment, cells=["one"], algorithms=["fedavg"]))
+    now = workbench.standing(experiment, experiments.choose(experiment, cells=["one"], algorithms=["fedavg"]))
     assert [r["stale"] for r in now.stale] == [["lr"]] * 2
 
 
@@ -318,7 +318,7 @@ def test_settings_with_a_mistake_are_refused(tmp_path):
     write(tmp_path, SETTINGS.replace("rounds = 3", "round = 3"))
     experiment = experiments.load(tmp_path, "small")
     with pytest.raises(InputError, match="cell 'one', variant 'niw': unknown setting 'round'"):
-        engine.standing(experiment, experiments.choose(experiment))
+        workbench.standing(experiment, experiments.choose(experiment))
     write(tmp_path, SETTINGS.replace("seeds = [0, 1]", ""))
     with pytest.raises(InputError, match="has no seeds"):
         experiments.choose(experiments.load(tmp_path, "small"))
@@ -392,7 +392,7 @@ def test_progress_of_several_stages_on_a_terminal():
 
 
 def test_long_work_says_how_it_goes_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr("fedhb.paper.watch.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("fedhb_paper.job_progress.time.monotonic", lambda: next(clock))
     clock = iter([0.0, 1.0, 1.0, 200.0, 200.0, 302.0, 302.0, 302.0, 400.0, 400.0])
     console = Console(file=io.StringIO(), width=200)
     shown = Shown("small", console)
@@ -416,7 +416,7 @@ def test_processes_change_nothing(tmp_path):
 
 
 def test_errors_come_back_from_processes(tmp_path):
-    job = jobs.Job("fedhb.paper.table", {"cells": {"c": {"dataset": "nosuch"}}, "variants": {"niw": {}}}, {}, tmp_path)
+    job = jobs.Job("fedhb_paper.table", {"cells": {"c": {"dataset": "nosuch"}}, "variants": {"niw": {}}}, {}, tmp_path)
     keys = [{"cell": "c", "variant": "niw", "seed": seed} for seed in (0, 1)]
     with pytest.raises(InputError, match="unknown data set 'nosuch'"):
         list(jobs.perform([replace(job, key=key) for key in keys], 2, lambda *told: None))
@@ -484,7 +484,7 @@ def test_killed_work_goes_on_from_its_checkpoint(tmp_path, count, how):
             raise Stop
 
     with pytest.raises(Stop):
-        engine.complete(experiment, experiments.choose(experiment, algorithms=["fedavg"]), 1, Watcher())
+        workbench.complete(experiment, experiments.choose(experiment, algorithms=["fedavg"]), 1, Watcher())
     assert int(told[0].split()[1].split("/")[0]) >= 50
 
 
@@ -501,7 +501,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.complete(experiment, keys, 1, Interrupts())
+        workbench.complete(experiment, keys, 1, Interrupts())
     assert list((tmp_path / "halves/small").glob(".unfinished/*/checkpoint/round-*.json"))
     halves, _ = complete(tmp_path / "halves", cells=["one"], algorithms=["fedavg"])
     assert [plain(r) for r in halves.made] == [plain(r) for r in whole.made]

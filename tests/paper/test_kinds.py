@@ -14,9 +14,9 @@ from small import COMMON, write
 
 from fedhb.algorithms import build
 from fedhb.errors import InputError
-from fedhb.experiment import make_clients, train
-from fedhb.paper import cells, convergence, costs, engine, experiments, gates, novel, table
-from fedhb.settings import Settings
+from fedhb.runs.from_settings import make_clients, train
+from fedhb.runs.settings import Settings
+from fedhb_paper import cells, convergence, costs, experiments, gates, novel_users, table, workbench
 
 ROOT = Path(__file__).parents[2] / "experiments"
 
@@ -35,7 +35,7 @@ class Silent:
 def complete(folder, **choice):
     experiment = experiments.load(folder, "small")
     keys = experiments.choose(experiment, **choice)
-    return experiment, engine.complete(experiment, keys, 1, Silent()).records
+    return experiment, workbench.complete(experiment, keys, 1, Silent()).records
 
 
 def shown(tables) -> str:
@@ -81,7 +81,7 @@ def test_the_clients_are_where_the_network_is():
 ])  # fmt: skip
 def test_records_that_were_taken_at_other_places_are_not_averaged_with_the_others(name, grid, parts):
     experiment = experiments.load(ROOT, name)
-    kept = engine.standing(experiment, experiments.choose(experiment)).records
+    kept = workbench.standing(experiment, experiments.choose(experiment)).records
     old = {part: kept[0]["result"][part][:-1] for part in (grid, *parts)}
     mixed = [{**kept[0], "result": kept[0]["result"] | old, "stale": ["seeds"]}, *kept[1:]]
     for some in (mixed, mixed[:1]):  # beside valid ones, and alone
@@ -202,10 +202,10 @@ def test_novel_clients_personalise_with_n_examples(tmp_path):
     _, unseen = make_clients(chosen)
     assert run.evaluate(unseen.with_at_most(2, 0))["personalised"] == records[0]["result"]["after"]["2"]
     assert run.result["holdout"]["personalised"] == records[0]["result"]["after"]["200"]  # no client has as many: all of them
-    text = shown(novel.tables(experiment.settings, [], records))
+    text = shown(novel_users.tables(experiment.settings, [], records))
     assert "c: nll of novel clients" in text and "fedavg" in text and "diverged" not in text
     lost = [{**r, "result": {"diverged": "said"}} if r["key"]["variant"] == "niw" else r for r in records]
-    assert "niw 2 diverged" in shown(novel.tables(experiment.settings, [], lost))
+    assert "niw 2 diverged" in shown(novel_users.tables(experiment.settings, [], lost))
 
 
 def test_novel_needs_numbers_and_novel_clients(tmp_path):
@@ -262,7 +262,7 @@ def test_our_experiments_are_sound(name):
     """Every key resolves to settings that exist, and every printed number belongs to a cell and a variant."""
     experiment = experiments.load(ROOT, name)
     keys = experiments.choose(experiment)
-    standing = engine.standing(experiment, keys)
+    standing = workbench.standing(experiment, keys)
     assert (experiment.path / "README.md").exists() and experiment.title
     printed = experiment.printed()
     assert {row["cell"] for row in printed} <= {key.get("cell") for key in keys}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedhb.paper import ranks
+from fedhb_paper import ranks
 
 
 def test_ranks_by_hand():

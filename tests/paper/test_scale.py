@@ -14,8 +14,8 @@ from test_engine import complete, lines, plain, run  # noqa: F401 (a fixture)
 from fedhb import data
 from fedhb.data.dataset import Dataset, Examples
 from fedhb.errors import InputError
-from fedhb.paper import clean, experiments, scale, table
-from fedhb.paper.scale import Scale
+from fedhb_paper import clean_images, experiments, scale, table
+from fedhb_paper.scale import Scale
 
 SETTINGS = """
 title = "digits, wide and narrow"
@@ -42,7 +42,7 @@ fedbabu = {}
 fedavg = {}
 """
 PRINTED = "cell,algorithm,task,metric,mean,std\ns=4 f=0.5 tau=1,fedavg,global,accuracy,97.16,\n"
-NET = "from fedhb.nets import mlp\ndef net(shape, outputs, width=1.0):\n    return mlp(shape, outputs, hidden=int(8 * width))\n"
+NET = "from fedhb.network.nets import mlp\ndef net(shape, outputs, width=1.0):\n    return mlp(shape, outputs, hidden=int(8 * width))\n"
 
 
 @pytest.fixture
@@ -149,9 +149,9 @@ def test_clean_images_are_predicted_in_the_record(folder, monkeypatch):
     other = Dataset("other", Examples(seen.train.x[:300], seen.train.y[:300]), seen.test, 10)
     monkeypatch.setattr(table.data, "load", lambda name: {"other": other, "digits": seen}[name])
     (folder / "small/settings.toml").write_text('clean = "other"\n' + SETTINGS)
-    from fedhb.paper import engine
+    from fedhb_paper import workbench
 
-    monkeypatch.setattr(engine, "lacking", lambda settings: {})
+    monkeypatch.setattr(workbench, "lacking", lambda settings: {})
     _, now = complete(folder, cells=["s=4 f=0.5 tau=1"])
     found = {r["key"]["variant"]: r for r in now.records}["fedavg"]
     assert found["settings"]["clean"] == "other" and set(found["result"]["clean"]) == {"accuracy", "nll", "brier", "ece"}
@@ -160,7 +160,7 @@ def test_clean_images_are_predicted_in_the_record(folder, monkeypatch):
     assert any("which no client has: " in str(title) for title in printed)
     (folder / "small/settings.toml").write_text(SETTINGS)
     experiment = experiments.load(folder, "small")
-    stale = engine.standing(experiment, experiments.choose(experiment, cells=["s=4 f=0.5 tau=1"])).stale
+    stale = workbench.standing(experiment, experiments.choose(experiment, cells=["s=4 f=0.5 tau=1"])).stale
     assert [record["stale"] for record in stale] == [["clean"]] * 2
 
 
@@ -195,6 +195,6 @@ def test_clean_metrics_are_those_of_the_whole_set_in_batches():
 
     x = np.arange(1000).reshape(-1, 1)
     y = np.where(np.arange(1000) < 250, np.arange(1000), -1)  # sorted: batches in their order would be all right or all wrong
-    found = clean.metrics(Run(), Dataset("d", Examples(x, y), Examples(x[:0], y[:0]), 10))
+    found = clean_images.metrics(Run(), Dataset("d", Examples(x, y), Examples(x[:0], y[:0]), 10))
     assert found == {"accuracy": 0.25, "count": 1000} and sizes == [128] * 7 + [104]
     assert torch.get_num_threads() >= 1 and json.dumps(found)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import finished
-from fedhb.report import collect, curves
+from fedhb.report import curves, run_data
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_runs_of_different_lengths_are_averaged_by_round(source, tmp_path):
     long = with_rounds(source, tmp_path / "b", 1, range(1, 1001))
     short = with_rounds(source, tmp_path / "c", 2, range(1, 600))
     late = with_rounds(source, tmp_path / "d", 3, range(500, 601))
-    (method,) = collect.read([none, long, short, late])
+    (method,) = run_data.read([none, long, short, late])
     *runs, mean = curves.method_lines(method, "loss")
     assert [line.name for line in runs] == ["fedavg, seed 1", "fedavg, seed 2", "fedavg, seed 3"] and mean.name == "fedavg"
     for line in (*runs, mean):
@@ -42,7 +42,7 @@ def test_runs_of_different_lengths_are_averaged_by_round(source, tmp_path):
 
 
 def titles(*paths):
-    return {plot["id"]: (plot["title"], plot["y"]["percent"]) for plot in curves.plots(collect.read(paths))}
+    return {plot["id"]: (plot["title"], plot["y"]["percent"]) for plot in curves.plots(run_data.read(paths))}
 
 
 def test_a_score_is_called_what_it_is(source, tmp_path):

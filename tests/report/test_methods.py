@@ -11,9 +11,9 @@ import torch
 
 import fedhb
 import finished
-from fedhb.experiment import train
-from fedhb.report import collect, story
-from fedhb.settings import Settings
+from fedhb.report import run_data, summary_section
+from fedhb.runs.from_settings import train
+from fedhb.runs.settings import Settings
 
 
 def table(path, seed):
@@ -42,7 +42,7 @@ def fitted(out, hidden, seed, examples=20, evaluate_on="test"):
 
 
 def names(*paths):
-    return [method.name for method in collect.read(paths)]
+    return [method.name for method in run_data.read(paths)]
 
 
 def test_other_data_are_another_method(tmp_path):
@@ -55,7 +55,7 @@ def test_data_are_told_by_their_content_not_by_their_path(tmp_path):
     a = own(table(tmp_path / "one/patients.npz", 0), tmp_path / "a", seed=0)
     b = own(table(tmp_path / "two/patients.npz", 0), tmp_path / "b", seed=1)
     c = own(table(tmp_path / "three/patients.npz", 1), tmp_path / "c", seed=2)
-    assert [[run.path.name for run in method.runs] for method in collect.read([a, b, c])] == [["a", "b"], ["c"]]
+    assert [[run.path.name for run in method.runs] for method in run_data.read([a, b, c])] == [["a", "b"], ["c"]]
     assert names(a, b, c) == ["fedavg (a)", "fedavg (c)"]
     (c / "result.json").unlink()
     assert names(a, c) == ["fedavg"]  # not finished: nothing tells that it is other data
@@ -73,7 +73,7 @@ def test_a_seed_is_in_a_method_once(tmp_path):
     for seed in (0, 1):
         finished.one(tmp_path / f"x/fedavg-seed{seed}", "fedavg", rounds=1, seed=seed)
     shutil.copytree(tmp_path / "x", tmp_path / "y")
-    methods = collect.read([tmp_path / "x", tmp_path / "y"])
+    methods = run_data.read([tmp_path / "x", tmp_path / "y"])
     assert [method.name for method in methods] == ["fedavg (x/fedavg-seed0)", "fedavg (y/fedavg-seed0)"]
     assert [[run.path.parent.name for run in method.runs] for method in methods] == [["x", "x"], ["y", "y"]]
 
@@ -81,14 +81,14 @@ def test_a_seed_is_in_a_method_once(tmp_path):
 def test_the_sentence_and_the_settings_of_own_data(tmp_path):
     path = own(table(tmp_path / "patients.npz", 0), tmp_path / "r")
     for _ in range(2):
-        methods = collect.read([path])
-        assert "fedavg trained on patients, held by 4 clients, 2 of them in each of 1 round" in story.sentence(methods)
-        settings = story.settings_table(methods)
+        methods = run_data.read([path])
+        assert "fedavg trained on patients, held by 4 clients, 2 of them in each of 1 round" in summary_section.sentence(methods)
+        settings = summary_section.settings_table(methods)
         assert "<code>dataset</code></th><td>patients</td>" in settings and "<code>num_clients</code></th><td>4</td>" in settings
         (path / "result.json").unlink(missing_ok=True)
         (path / "evaluation.json").unlink(missing_ok=True)  # once more, as it was before it was evaluated
     (path / "problem.json").unlink()
-    assert "held by" not in story.sentence(collect.read([path]))
+    assert "held by" not in summary_section.sentence(run_data.read([path]))
 
 
 def test_the_data_of_nodes_are_not_said_to_be_dealt(tmp_path):
@@ -96,7 +96,7 @@ def test_the_data_of_nodes_are_not_said_to_be_dealt(tmp_path):
     result = json.loads((path / "result.json").read_text()) | {"dataset": "nodes"}
     shutil.rmtree(path / "checkpoint")
     (path / "result.json").write_text(json.dumps(result))
-    assert "trained on nodes, held by 8 clients, 4 of them" in story.sentence(collect.read([path]))
+    assert "trained on nodes, held by 8 clients, 4 of them" in summary_section.sentence(run_data.read([path]))
 
 
 def test_clients_are_all_that_train_and_cohorts_as_they_are_drawn(tmp_path):
@@ -106,4 +106,4 @@ def test_clients_are_all_that_train_and_cohorts_as_they_are_drawn(tmp_path):
     shutil.rmtree(path / "checkpoint")
     (path / "result.json").write_text(json.dumps(result))
     (path / "evaluation.json").unlink()
-    assert "held by 100 clients with at most 3 classes each, 29 of them" in story.sentence(collect.read([path]))
+    assert "held by 100 clients with at most 3 classes each, 29 of them" in summary_section.sentence(run_data.read([path]))

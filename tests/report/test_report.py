@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 
 import finished
-from fedhb import cli
-from fedhb.engine.folder import RunFolder
+from fedhb.cli import main
 from fedhb.errors import InputError
-from fedhb.figures import COLOURS, mean_and_spread, styles
-from fedhb.report import collect, people, printed
+from fedhb.report import clients_section, run_data
+from fedhb.report.figures import COLOURS, mean_and_spread, styles
 from fedhb.report.page import write
 from fedhb.report.plots import thinned
-from fedhb.settings import ALGORITHMS, Settings
+from fedhb.runs.folder import RunFolder
+from fedhb.runs.settings import ALGORITHMS, Settings
+from fedhb_paper import printed
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_a_run_before_its_first_evaluation(tmp_path):
 def test_the_same_method_with_other_settings_has_a_name_of_its_own(tmp_path):
     a = finished.one(tmp_path / "a", "niw", niw={"kl_weight": 0.0})
     b = finished.one(tmp_path / "b", "niw", niw={"kl_weight": 1.0})
-    methods = collect.read([a, b])
+    methods = run_data.read([a, b])
     assert [m.name for m in methods] == ["niw kl_weight=0.0", "niw kl_weight=1.0"]
     assert methods[0].style.colour == methods[1].style.colour and methods[0].style.dash != methods[1].style.dash
 
@@ -197,13 +198,13 @@ def paper_run(**changes):
     """A run of a cell of the paper, or one with other settings, before its first round."""
     cell = {"dataset": "fashion-mnist", "num_clients": 100, "shards_per_client": 5, "fraction": 0.1, "rounds": 100}
     settings = tomllib.loads(Settings.resolve(cell | changes, {}).to_toml({}))
-    return collect.RunData(Path("r"), settings, "", [], None, None)
+    return run_data.RunData(Path("r"), settings, "", [], None, None)
 
 
 def test_a_cell_of_the_paper_is_recognised():
     place = printed.folder()
     for run in (paper_run(), paper_run(unseen="mnist", seed=3, partition="shards", lr=0.5)):
-        where, numbers = printed.numbers(run, place)
+        where, numbers = printed.numbers(run.algorithm, run.settings)
         row = next(
             r
             for r in (place / "all_mnist/printed.csv").read_text().splitlines()
@@ -234,13 +235,13 @@ def test_a_cell_of_the_paper_is_recognised():
     ids=str,
 )
 def test_a_run_by_other_settings_is_no_cell_of_the_paper(changes):
-    assert printed.numbers(paper_run(**changes), printed.folder()) == ("", {})
+    assert printed.numbers("niw", paper_run(**changes).settings) == ("", {})
 
 
 def test_a_run_that_has_no_such_settings_is_no_cell_of_the_paper():
     run = paper_run()
     run.settings["algorithm"] = "mine"
-    assert printed.numbers(run, printed.folder()) == ("", {})
+    assert printed.numbers(run.algorithm, run.settings) == ("", {})
 
 
 def test_the_caption_tells_of_another_split_than_test(compared, page, tmp_path):
@@ -306,8 +307,10 @@ def test_colours_have_contrast_on_both_grounds(colour, ground):
 def test_the_map_finds_groups():
     centres = np.random.default_rng(0).normal(size=(3, 64)) * 10
     labels = [k % 3 for k in range(30)]
-    place, share = people.principal(np.array([centres[k] for k in labels]) + np.random.default_rng(1).normal(size=(30, 64)))
-    assert people.neighbours(place, labels) == 1.0 and share > 0.8
+    place, share = clients_section.principal(
+        np.array([centres[k] for k in labels]) + np.random.default_rng(1).normal(size=(30, 64))
+    )
+    assert clients_section.neighbours(place, labels) == 1.0 and share > 0.8
 
 
 def test_neighbours_of_many_clients_need_little_memory():
@@ -317,9 +320,11 @@ def test_neighbours_of_many_clients_need_little_memory():
     labels[0], labels[1] = 0, 1
     few = ((place[:600, None] - place[None, :600]) ** 2).sum(-1)
     np.fill_diagonal(few, np.inf)
-    assert people.neighbours(place[:600], labels[:600]) == np.mean([labels[k] == labels[n] for k, n in enumerate(few.argmin(1))])
+    assert clients_section.neighbours(place[:600], labels[:600]) == np.mean(
+        [labels[k] == labels[n] for k, n in enumerate(few.argmin(1))]
+    )
     tracemalloc.start()
-    people.neighbours(place, labels)
+    clients_section.neighbours(place, labels)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 50e6  # all distances at once: 216 MB
@@ -344,7 +349,7 @@ def test_bad_input_is_told(arguments, said, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fedhb", "report", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     assert ended.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedhb.algorithms.base import Algorithm, Arrays, Federation, Personalised, Plan, Problem
 from fedhb.algorithms.centralised import Centralised
+from fedhb.algorithms.contract import Algorithm, Arrays, Federation, Personalised, Problem
 from fedhb.algorithms.ensemble import Ensemble
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.fedbabu import FedBABU
@@ -24,7 +24,8 @@ from fedhb.algorithms.mixture import Mixture
 from fedhb.algorithms.niw import NIW
 from fedhb.algorithms.pfedbayes import PFedBayes
 from fedhb.errors import InputError
-from fedhb.values import bounded, convert, did_you_mean
+from fedhb.settings_fields import bounded, convert, did_you_mean
+from fedhb.training.plan import Plan
 
 ALGORITHMS: dict[str, type[Any]] = {
     cls.name: cls

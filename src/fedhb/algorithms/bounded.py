@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from fedhb.algorithms.base import Arrays
+from fedhb.algorithms.contract import Arrays
 
 REFERENCES = {"m": "m0", "head": "head", "buffers": "buffers"}
 

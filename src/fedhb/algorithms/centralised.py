@@ -22,13 +22,15 @@ from typing import ClassVar
 
 import torch
 
-from fedhb.algorithms.base import Arrays, Plan, Problem, start_weights
-from fedhb.algorithms.batches import batches
+from fedhb.algorithms.contract import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.local import Sgd
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import start_weights
+from fedhb.clients.clients import Clients
 from fedhb.seeding import SERVER, Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.batches import batches
+from fedhb.training.plan import Plan
+from fedhb.training.sgd import Sgd
 
 
 @dataclass(frozen=True)

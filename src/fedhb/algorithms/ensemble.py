@@ -23,13 +23,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem, mixture_prediction, start_weights, uniform
+from fedhb.algorithms.contract import Arrays, Personalised, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.learners import PARTS, different_starts, one, side_by_side
-from fedhb.algorithms.sums import differences, step, summarise_shared
-from fedhb.clients import Clients
+from fedhb.algorithms.several_networks import PARTS, different_starts, one, side_by_side
+from fedhb.algorithms.toolbox import differences, mixture_prediction, start_weights, step, summarise_shared, uniform
+from fedhb.clients.clients import Clients
 from fedhb.seeding import Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.plan import Plan
 
 
 @dataclass(frozen=True)

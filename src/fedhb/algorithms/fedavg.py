@@ -17,14 +17,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem, Stateless, mixture_prediction, start_weights, uniform
-from fedhb.algorithms.local import train
-from fedhb.algorithms.proximal import Pull
-from fedhb.algorithms.sums import average_shared, differences, shared_parts, step, summarise_shared
-from fedhb.clients import Clients
-from fedhb.network import Weights
+from fedhb.algorithms.contract import Arrays, Personalised, Problem, Stateless
+from fedhb.algorithms.toolbox import (
+    average_shared,
+    differences,
+    mixture_prediction,
+    shared_parts,
+    start_weights,
+    step,
+    summarise_shared,
+    uniform,
+)
+from fedhb.clients.clients import Clients
+from fedhb.network.vectors import Weights
 from fedhb.seeding import Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.plan import Plan
+from fedhb.training.proximal import Pull
+from fedhb.training.sgd import train
 
 
 @dataclass(frozen=True)

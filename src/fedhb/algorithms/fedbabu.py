@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from fedhb.algorithms.base import Arrays, Problem
+from fedhb.algorithms.contract import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.proximal import Pull
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.proximal import Pull
 
 
 @dataclass(frozen=True)

@@ -31,17 +31,18 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Arrays, Plan, Problem, mixture_prediction, start_weights, uniform
+from fedhb.algorithms.contract import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.iterates import Iterates
-from fedhb.algorithms.local import train
-from fedhb.algorithms.sums import SHARED, differences
-from fedhb.clients import Clients, Share
+from fedhb.algorithms.toolbox import SHARED, differences, mixture_prediction, start_weights, uniform
+from fedhb.clients.clients import Clients, Share
 from fedhb.distributions import chi_square
 from fedhb.likelihood import Likelihood
-from fedhb.network import Slot, Weights
+from fedhb.network.vectors import Slot, Weights
 from fedhb.seeding import SERVER, Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.average import Iterates
+from fedhb.training.plan import Plan
+from fedhb.training.sgd import train
 
 FLOOR = 1e-5
 """The least variance of a coordinate of the clients' unit vectors, as in the authors' code."""

@@ -33,15 +33,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem, mixture_prediction, start_weights
+from fedhb.algorithms.contract import Arrays, Personalised, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.learners import different_starts, one, side_by_side
-from fedhb.algorithms.local import train
-from fedhb.clients import Clients
+from fedhb.algorithms.several_networks import different_starts, one, side_by_side
+from fedhb.algorithms.toolbox import mixture_prediction, start_weights
+from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
-from fedhb.network import Weights
+from fedhb.network.vectors import Weights
 from fedhb.seeding import Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.plan import Plan
+from fedhb.training.sgd import train
 
 BLOCK = 512
 """Examples whose likelihood is found at once, but for networks that normalise with the batch: those see a client's data whole."""

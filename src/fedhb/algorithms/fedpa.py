@@ -33,14 +33,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Arrays, Plan, Problem, start_weights
+from fedhb.algorithms.contract import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.iterates import Iterates
-from fedhb.algorithms.local import train
-from fedhb.algorithms.sums import SHARED, average_shared, shared_parts, step
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import SHARED, average_shared, shared_parts, start_weights, step
+from fedhb.clients.clients import Clients
 from fedhb.seeding import Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.average import Iterates
+from fedhb.training.plan import Plan
+from fedhb.training.sgd import train
 
 
 @dataclass(frozen=True)

@@ -34,15 +34,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem, mixture_prediction, repeat, start_weights, uniform
-from fedhb.algorithms.batches import batches
+from fedhb.algorithms.contract import Arrays, Personalised, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.local import Sgd
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import mixture_prediction, repeat, start_weights, uniform
+from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
-from fedhb.network import Weights
+from fedhb.network.vectors import Weights
 from fedhb.seeding import Randomness, derive
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.batches import batches
+from fedhb.training.plan import Plan
+from fedhb.training.sgd import Sgd
 
 
 @dataclass(frozen=True)

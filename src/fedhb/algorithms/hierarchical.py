@@ -31,25 +31,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import (
-    Arrays,
-    Personalised,
-    Plan,
-    Problem,
-    Stateless,
-    mixture_prediction,
-    repeat,
-    start_weights,
-    uniform,
-)
-from fedhb.algorithms.batches import Batch
-from fedhb.algorithms.iterates import Iterates
-from fedhb.algorithms.local import train
-from fedhb.algorithms.proximal import Pull
-from fedhb.clients import Clients
-from fedhb.network import Weights
+from fedhb.algorithms.contract import Arrays, Personalised, Problem, Stateless
+from fedhb.algorithms.toolbox import mixture_prediction, repeat, start_weights, uniform
+from fedhb.clients.clients import Clients
+from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER, Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.average import Iterates
+from fedhb.training.batches import Batch
+from fedhb.training.plan import Plan
+from fedhb.training.proximal import Pull
+from fedhb.training.sgd import train
 
 
 @dataclass(frozen=True)

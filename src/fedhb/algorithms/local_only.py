@@ -27,23 +27,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import (
-    Arrays,
-    Personalised,
-    Plan,
-    Problem,
-    Stateless,
-    mixture_prediction,
-    repeat,
-    start_weights,
-    uniform,
-)
-from fedhb.algorithms.local import train
-from fedhb.algorithms.sums import SHARED, shared_parts, summarise_shared
-from fedhb.clients import Clients
-from fedhb.network import Weights
+from fedhb.algorithms.contract import Arrays, Personalised, Problem, Stateless
+from fedhb.algorithms.toolbox import SHARED, mixture_prediction, repeat, shared_parts, start_weights, summarise_shared, uniform
+from fedhb.clients.clients import Clients
+from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER, Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.plan import Plan
+from fedhb.training.sgd import train
 
 MODEL = ("theta", *SHARED)
 

@@ -28,18 +28,28 @@ import torch
 from torch import Tensor
 
 from fedhb import distributions
-from fedhb.algorithms.base import Arrays, Plan, Problem, mixture_prediction, repeat, start_weights
-from fedhb.algorithms.batches import Batch
+from fedhb.algorithms.contract import Arrays, Problem
 from fedhb.algorithms.hierarchical import Hierarchical
-from fedhb.algorithms.local import Sgd
 from fedhb.algorithms.prototypes import Nearness, by_prototype
-from fedhb.algorithms.proximal import Pull
-from fedhb.algorithms.sums import average_shared, differences, shared_parts, step, summarise_shared
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import (
+    average_shared,
+    differences,
+    mixture_prediction,
+    repeat,
+    shared_parts,
+    start_weights,
+    step,
+    summarise_shared,
+)
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical
-from fedhb.network import Weights
+from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER, Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.batches import Batch
+from fedhb.training.plan import Plan
+from fedhb.training.proximal import Pull
+from fedhb.training.sgd import Sgd
 
 SAMPLE = 100  # examples by which a client finds the prototype to begin at
 ALIVE = 1e-6  # the mean responsibility that makes a prototype alive in a round

@@ -28,18 +28,30 @@ import torch
 from torch import Tensor
 
 from fedhb import distributions
-from fedhb.algorithms.base import Arrays, Personalised, Plan, Problem
 from fedhb.algorithms.bounded import Bounded
-from fedhb.algorithms.evidence import KEPT, PERSONAL, layer_sizes, learn, means, measure, occam, scatter, spread, unlearned
-from fedhb.algorithms.few import in_as_many_steps
+from fedhb.algorithms.contract import Arrays, Personalised, Problem
+from fedhb.algorithms.empirical_bayes.few_examples import in_as_many_steps
+from fedhb.algorithms.empirical_bayes.server_step import FACTOR, LAST, begin, lengths, relaxed
+from fedhb.algorithms.empirical_bayes.variances import (
+    KEPT,
+    PERSONAL,
+    layer_sizes,
+    learn,
+    means,
+    measure,
+    occam,
+    scatter,
+    spread,
+    unlearned,
+)
 from fedhb.algorithms.hierarchical import Hierarchical
-from fedhb.algorithms.proximal import Pull
-from fedhb.algorithms.relaxation import FACTOR, LAST, begin, lengths, relaxed
-from fedhb.algorithms.sums import average_shared, blocks, differences, shared_parts, summarise_shared
-from fedhb.clients import Clients
+from fedhb.algorithms.toolbox import average_shared, blocks, differences, shared_parts, summarise_shared
+from fedhb.clients.clients import Clients
 from fedhb.likelihood import check_sample
 from fedhb.seeding import Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.plan import Plan
+from fedhb.training.proximal import Pull
 
 TINY = 1e-12  # stands for lambda0 = 0 in the KL of q(phi), whose constant is infinite for a flat prior on mu
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Plan
-from fedhb.algorithms.proximal import BLOCK
 from fedhb.distributions import total
+from fedhb.training.plan import Plan
+from fedhb.training.proximal import BLOCK
 
 
 class Pair:

@@ -34,24 +34,26 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import (
-    Arrays,
-    Personalised,
-    Plan,
-    Problem,
-    Stateless,
+from fedhb.algorithms.contract import Arrays, Personalised, Problem, Stateless
+from fedhb.algorithms.pairs import Pair, spread
+from fedhb.algorithms.toolbox import (
+    SHARED,
+    average_shared,
+    differences,
     mixture_prediction,
     repeat,
+    shared_parts,
     start_weights,
+    step,
+    summarise_shared,
     uniform,
 )
-from fedhb.algorithms.batches import batches
-from fedhb.algorithms.local import Sgd
-from fedhb.algorithms.pairs import Pair, spread
-from fedhb.algorithms.sums import SHARED, average_shared, differences, shared_parts, step, summarise_shared
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.seeding import SERVER, Randomness
-from fedhb.values import setting
+from fedhb.settings_fields import setting
+from fedhb.training.batches import batches
+from fedhb.training.plan import Plan
+from fedhb.training.sgd import Sgd
 
 NAMES = {"theta": ("mu", "rho"), "head": ("head", "head_rho")}
 """What mean and rho of the body and of the head are called in what is sent and remembered."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedhb.algorithms.sums import differences
+from fedhb.algorithms.toolbox import differences
 
 
 class Nearness:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from fedhb.data import files
-from fedhb.data.arrays import read_npz
+from fedhb.data import locate
 from fedhb.data.dataset import Dataset, Examples
+from fedhb.data.table import read_npz
 from fedhb.errors import InputError
 
 __all__ = ["NAMES", "Dataset", "Examples", "Status", "check_name", "load", "read_npz", "status"]
@@ -48,8 +48,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
         from fedhb.data import digits
 
         return digits.load()
-    if download and files.locate(name, root).folder is None:
-        files.download(name, root)
+    if download and locate.locate(name, root).folder is None:
+        locate.download(name, root)
     if name == "cifar-100-c":
         from fedhb.data import cifar_c
 
@@ -78,10 +78,10 @@ def status() -> list[Status]:
         if name == "digits":
             found.append(Status(name, True, "part of scikit-learn"))
             continue
-        located = files.locate(name)
+        located = locate.locate(name)
         if located.folder is not None:
-            made = " (regenerated)" if (located.folder / files.SUMS).exists() else ""
+            made = " (regenerated)" if (located.folder / locate.SUMS).exists() else ""
             found.append(Status(name, True, f"{located.folder}{made}"))
         else:
-            found.append(Status(name, False, "", located.missing, files.remedy(name)))
+            found.append(Status(name, False, "", located.missing, locate.remedy(name)))
     return found

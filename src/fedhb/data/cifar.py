@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhb.data import files
+from fedhb.data import locate
 from fedhb.data.dataset import Dataset, Examples
 from fedhb.errors import InputError
 
@@ -34,7 +34,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
         x uint8 [n, 3, 32, 32], y int64 [n].
     """
     coarse = name == "cifar-100-coarse"
-    train_path, test_path = files.find(name, root)
+    train_path, test_path = locate.find(name, root)
     train, train_hash = read(train_path, coarse)
     test, test_hash = read(test_path, coarse)
     hashes = {train_path.name: train_hash, test_path.name: test_hash}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhb.data import cifar, files
+from fedhb.data import cifar, locate
 from fedhb.data.corruptions import SIZE, corrupt, frost_pictures
 from fedhb.data.dataset import Dataset, Examples
 from fedhb.errors import InputError
@@ -55,8 +55,8 @@ def load(root: str | os.PathLike[str] | None = None) -> Dataset:
     Returns:
         In `train`, x uint8 [19 n, 3, 32, 32], y int64 [19 n], group and original; `test` is empty.
     """
-    paths = {path.stem: path for path in files.find(NAME, root)}
-    made = (paths["labels"].parent / files.SUMS).exists()
+    paths = {path.stem: path for path in locate.find(NAME, root)}
+    made = (paths["labels"].parent / locate.SUMS).exists()
     labels = _labels(paths["labels"], made)
     digest = hashlib.sha256(labels.tobytes())
     names = (*TRAINING, *NOVEL)
@@ -120,14 +120,14 @@ def make(processes: int, tell: Tell) -> Path:
     Returns:
         The folder: below the first root that can be written to.
     """
-    located = files.locate(NAME)
-    if located.folder is not None and not (located.folder / files.SUMS).exists():
+    located = locate.locate(NAME)
+    if located.folder is not None and not (located.folder / locate.SUMS).exists():
         raise InputError(f"{located.folder} has the published CIFAR-100-C: there is nothing to make")
-    folder = located.folder or files.place_for(NAME)
-    test = cifar.read(files.find("cifar-100")[1], coarse=False)[0]
+    folder = located.folder or locate.place_for(NAME)
+    test = cifar.read(locate.find("cifar-100")[1], coarse=False)[0]
     images = np.ascontiguousarray(test.x.transpose(0, 2, 3, 1))
     labels = folder / "labels.npy"
-    if not (folder / files.SUMS).exists() and any(folder.glob("*.npy")):
+    if not (folder / locate.SUMS).exists() and any(folder.glob("*.npy")):
         raise InputError(f"{folder} has .npy files that were not made here: complete the published data set, or remove them")
     folder.mkdir(parents=True, exist_ok=True)
     if labels.exists() and not np.array_equal(_array(labels), test.y):
@@ -196,7 +196,7 @@ def _write(path: Path, array: np.ndarray) -> None:
 
 def _keep_sums(folder: Path, anew: Collection[str] = ()) -> None:
     """The hash of every file that has none yet or is new, for `sha256sum -c SHA256SUMS`."""
-    path = folder / files.SUMS
+    path = folder / locate.SUMS
     known = dict(line.split("  ")[::-1] for line in path.read_text().splitlines()) if path.exists() else {}
     for file in sorted(folder.glob("*.npy")):
         if file.name not in known or file.name in anew:

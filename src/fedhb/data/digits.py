@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhb.data.arrays import held_out
 from fedhb.data.dataset import Dataset, Examples
+from fedhb.data.table import held_out
 
 NUM_CLASSES = 10
 _SPLIT_SEED = 8  # part of the data set's definition: results depend on it

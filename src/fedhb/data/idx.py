@@ -17,7 +17,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from fedhb.data import files
+from fedhb.data import locate
 from fedhb.data.dataset import Dataset, Examples
 from fedhb.errors import InputError
 
@@ -46,7 +46,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
     Returns:
         x uint8 [n, 1, 28, 28], y int64 [n].
     """
-    paths = files.find(name, root)
+    paths = locate.find(name, root)
     hashes: dict[str, str] = {}
     train = _examples(name, paths[0], paths[1], hashes)
     test = _examples(name, paths[2], paths[3], hashes)

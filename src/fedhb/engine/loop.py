@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 import torch
 
-from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
-from fedhb.engine.executor import Traffic
+from fedhb.algorithms.contract import Algorithm, Arrays, Problem
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.cohort import Traffic
 from fedhb.engine.schedule import Draw, learning_rate
-from fedhb.engine.store import ClientStore
 from fedhb.errors import DivergedError
 from fedhb.seeding import Randomness
+from fedhb.training.plan import Plan
 
 REMEMBERED = 10
 """Rounds whose median lengths make the running bound of filters (defence.py)."""

@@ -26,15 +26,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
-from fedhb.clients import Clients
-from fedhb.engine import shelf
-from fedhb.engine.executor import InProcess, Sums, chunk_size, deal, fold
-from fedhb.engine.memory import keep
-from fedhb.engine.shelf import Label, Shelf
-from fedhb.engine.store import ClientStore
+from fedhb.algorithms.contract import Algorithm, Arrays, Problem
+from fedhb.clients.clients import Clients
+from fedhb.engine import shared_memory
+from fedhb.engine.allocator import keep
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.cohort import Sums, chunk_size, deal, fold
+from fedhb.engine.in_process import InProcess
+from fedhb.engine.shared_memory import Label, Shelf
 from fedhb.errors import DivergedError, InputError, WorkersError
 from fedhb.seeding import Randomness
+from fedhb.training.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -123,9 +125,9 @@ class Workers:
 
     def _show(self, server: Arrays) -> list[Label]:
         """Put the server's arrays where the workers see them; the workers begin here, and anew where the room is too small."""
-        if self._server is None or shelf.size(server) > self._server.capacity:
+        if self._server is None or shared_memory.size(server) > self._server.capacity:
             self.close()
-            self._server = Shelf(2 * shelf.size(server))
+            self._server = Shelf(2 * shared_memory.size(server))
         self._fill(self._server)
         return self._server.put(server)
 
@@ -262,7 +264,7 @@ def _work(parent: int, pipe: Connection, others: Sequence[Connection], executor:
             summary, traffic = executor.train(server.get(labels), share, plan, rng)
             store.commit()
             changed = {i: _pack(store.memories[i]) for i in store.changed}
-            fits = shelf.size(summary) <= sums.capacity
+            fits = shared_memory.size(summary) <= sums.capacity
             answer = (sums.put(summary), None) if fits else (None, _pack(summary))
             reply: object = (*answer, traffic, changed)
         except KeyboardInterrupt:

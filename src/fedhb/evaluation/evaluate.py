@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.base import Algorithm, Arrays, Plan, Problem
-from fedhb.clients import Clients, Share
-from fedhb.engine.executor import chunk_size
-from fedhb.engine.store import ClientStore
+from fedhb.algorithms.contract import Algorithm, Arrays, Problem
+from fedhb.answers.admission import check_global, check_personal
+from fedhb.clients.clients import Clients, Share
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.cohort import chunk_size
 from fedhb.errors import InputError
 from fedhb.evaluation.ledger import Ledger
-from fedhb.evaluation.observe import Observer
+from fedhb.evaluation.observer import Observer
 from fedhb.seeding import Randomness
-from fedhb.updates import check_global, check_personal
+from fedhb.training.plan import Plan
 
 BLOCK = 4096
 """Examples predicted at once, where clients may share a batch."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.files import sealed, unsealed_text
 from fedhb.seeding import absorb
 

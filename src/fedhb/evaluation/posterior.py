@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedhb import distributions
 from fedhb.algorithms import NIW, Mixture
-from fedhb.algorithms.base import Algorithm, Arrays, Problem
-from fedhb.algorithms.evidence import layer_sizes, means
-from fedhb.clients import Clients, Share
+from fedhb.algorithms.contract import Algorithm, Arrays, Problem
+from fedhb.algorithms.empirical_bayes.variances import layer_sizes, means
+from fedhb.clients.clients import Clients, Share
 
 EXAMPLES = 4096
 """Test examples that go through the gate and the prototypes, at most about so many in all."""

@@ -1,4 +1,4 @@
-"""The same algorithms on Flower: `fedhb.flower.server:app` is the ServerApp, `fedhb.flower.client:app` the ClientApp.
+"""The same algorithms on Flower: `fedhb.flower.server_app:app` is the ServerApp, `fedhb.flower.client_app:app` the ClientApp.
 
 A client is a SuperNode, and its id is the `partition-id` of its node config. The server asks who is there and what they hold
 (`census`), then runs the engine's own round loop with an executor that sends messages (`executor`). What it receives passes the

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhb.clients import Clients, Scaling, Share
+from fedhb.clients.clients import Clients, Share
+from fedhb.clients.scaling import Scaling
 from fedhb.errors import InputError
 from fedhb.flower.node import Node
 from fedhb.likelihood import PerTarget, per_target

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhb.clients import Clients
+from fedhb.clients.clients import Clients
 from fedhb.data import read_npz
 from fedhb.errors import InputError
-from fedhb.experiment import make_clients
-from fedhb.settings import Settings
-from fedhb.values import imported, takes
+from fedhb.runs.from_settings import make_clients
+from fedhb.runs.settings import Settings
+from fedhb.user_code import imported, takes
 
 
 @dataclass(frozen=True)

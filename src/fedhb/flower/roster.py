@@ -14,10 +14,10 @@ from flwr.serverapp import Grid
 
 from fedhb.errors import InputError
 from fedhb.flower.census import Census, Facts
+from fedhb.flower.exchange import ask
+from fedhb.flower.federated_task import Rules
 from fedhb.flower.journal import Journal
-from fedhb.flower.records import to_config
-from fedhb.flower.talk import ask
-from fedhb.flower.task import Rules
+from fedhb.flower.wire import to_config
 
 QUERY_DEADLINE = 120.0
 SILENCE = 300.0

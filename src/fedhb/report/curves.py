@@ -7,10 +7,10 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
-from fedhb.figures import Figure, Series, mean_and_spread
-from fedhb.report.collect import Method, RunData
+from fedhb.report.figures import Figure, Series, mean_and_spread
 from fedhb.report.plots import Plot, figure, thinned
-from fedhb.report.words import listed, number
+from fedhb.report.run_data import Method, RunData
+from fedhb.report.wording import listed, number
 
 X_CHOICES = {"round": "round", "sent": "sent in all, MB"}
 SCORES = {

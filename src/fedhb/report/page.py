@@ -9,11 +9,12 @@ from pathlib import Path
 from string import Template
 
 from fedhb.files import write_atomically
-from fedhb.report import belief, curves, people, printed, story, trust
-from fedhb.report.collect import NONSENSE, Method, read, senseless
+from fedhb.report import clients_section, curves, posterior_section, summary_section, uncertainty_section
+from fedhb.report.paper_numbers import Printed, numbers
 from fedhb.report.plots import Plot
+from fedhb.report.run_data import NONSENSE, Method, read, senseless
 from fedhb.report.tables import result_table, worst_clients
-from fedhb.report.words import escape, listed
+from fedhb.report.wording import escape, listed
 
 LIBRARY = "echarts.min.js"
 
@@ -44,14 +45,13 @@ def blame(methods: Sequence[Method]) -> None:
                 raise senseless(run.path, error) from None
 
 
-def paper_numbers(methods: Sequence[Method]) -> dict[str, tuple[str, printed.Printed]]:
+def paper_numbers(methods: Sequence[Method]) -> dict[str, tuple[str, Printed]]:
     """For each method that is one of the paper's cells: which, and its numbers."""
-    place = printed.folder()
-    found = {m.name: printed.numbers(m.first, place) for m in methods}
+    found = {m.name: numbers(m.first.algorithm, m.first.settings) for m in methods}
     return {name: numbers for name, numbers in found.items() if numbers[1]}
 
 
-def page(methods: Sequence[Method], cells: dict[str, tuple[str, printed.Printed]]) -> str:
+def page(methods: Sequence[Method], cells: dict[str, tuple[str, Printed]]) -> str:
     """The HTML of the page."""
     plots: list[Plot] = []
 
@@ -63,22 +63,31 @@ def page(methods: Sequence[Method], cells: dict[str, tuple[str, printed.Printed]
     body = [
         section("results", "Results", results(methods, cells)),
         section("learning", "Learning curves", figures(curves.plots(methods)), toolbar="x"),
-        section("clients", "Clients", figures([people.label_heat(methods), *people.before_and_after(methods)]) + worst(methods)),
-        section("uncertainty", "Uncertainty", figures(trust.plots(methods))),
-        section("posterior", "Posterior", figures(belief.plots(methods))),
-        section("map", "Who resembles whom", figures([people.client_map(methods)])),
-        section("settings", "Settings and origin", story.settings_table(methods) + story.provenance(methods), table=True),
+        section(
+            "clients",
+            "Clients",
+            figures([clients_section.label_heat(methods), *clients_section.before_and_after(methods)]) + worst(methods),
+        ),
+        section("uncertainty", "Uncertainty", figures(uncertainty_section.plots(methods))),
+        section("posterior", "Posterior", figures(posterior_section.plots(methods))),
+        section("map", "Who resembles whom", figures([clients_section.client_map(methods)])),
+        section(
+            "settings",
+            "Settings and origin",
+            summary_section.settings_table(methods) + summary_section.provenance(methods),
+            table=True,
+        ),
     ]
     present = [part for part in body if part]
     links = "".join(f'<a href="#{part.split(chr(34))[1]}">{part.split("</h2>")[0].rpartition(">")[2]}</a>' for part in present)
     data = {"plots": plots, "methods": [{"name": m.name, "colour": m.style.colour, "dash": m.style.dash} for m in methods]}
-    title = story.title(methods)
+    title = summary_section.title(methods)
     return Template(asset("page.html")).substitute(
         title=escape(title),
-        sentence=escape(story.sentence(methods)),
+        sentence=escape(summary_section.sentence(methods)),
         facts="".join(
             f'<div class="fact"><dt>{escape(what)} <span>{escape(whose)}</span></dt><dd>{escape(value)}</dd></div>'
-            for value, what, whose in story.facts(methods)
+            for value, what, whose in summary_section.facts(methods)
         ),
         missing=missing(methods),
         links=links,
@@ -112,7 +121,7 @@ def frame(plot: Plot) -> str:
     )
 
 
-def results(methods: Sequence[Method], cells: dict[str, tuple[str, printed.Printed]]) -> str:
+def results(methods: Sequence[Method], cells: dict[str, tuple[str, Printed]]) -> str:
     """The result tables, and which of the paper's cells this is."""
     known = {name: numbers for name, (_, numbers) in cells.items()}
     tables = [result_table(methods, known), result_table(methods, {}, novel=True)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedhb.figures import Figure, Series
+from fedhb.report.figures import Figure, Series
 
 Plot = dict[str, Any]
 DIGITS = 5

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedhb.report.collect import Method
-from fedhb.report.printed import Printed
-from fedhb.report.words import data_size, duration, escape, listed
+from fedhb.report.paper_numbers import Printed
+from fedhb.report.run_data import Method
+from fedhb.report.wording import data_size, duration, escape, listed
 
 NAMES = {"accuracy": "accuracy, %", "nll": "NLL", "brier": "Brier", "ece": "ECE", "rmse": "RMSE", "coverage": "coverage, %"}
 LONG = {

@@ -1,0 +1,89 @@
+"""The paper's numbers for a run that is one of the paper's cells: its federation, network and evaluation are the cell's.
+
+Settings of the method itself (learning rates, its own table) may be others, as our defaults are, unless the paper compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhb.errors import InputError
+from fedhb.report.paper_numbers import Printed
+from fedhb.runs.settings import TRAINING, Settings
+from fedhb_paper import experiments
+from fedhb_paper.cells import flat, settings_of
+from fedhb_paper.experiments import Experiment
+
+OF_THE_RUN = ("seed", "algorithm", "unseen", *TRAINING)
+"""What runs of one cell may differ in; `unseen` changes them only where it is a class, which is left out."""
+
+
+def folder() -> Path | None:
+    """The folder of the experiments: from here upward, else beside the code; None in an installation without them."""
+    try:
+        return experiments.find_folder(None)
+    except InputError:
+        beside = Path(__file__).parents[2] / "experiments"
+        return beside if beside.is_dir() else None
+
+
+def numbers(algorithm: str, settings: Mapping[str, Any]) -> tuple[str, Printed]:
+    """Which cell of which table the run is, in words, and what the paper prints for it; nothing where it is none."""
+    try:
+        chosen = Settings.resolve(settings, {})
+        ours = federation(chosen)
+    except InputError:  # of another version, or of an algorithm of one's own
+        return "", {}
+    if chosen.data or chosen.unseen.isdecimal():
+        return "", {}
+    place = folder()
+    for name in experiments.names(place) if place is not None else []:
+        assert place is not None
+        experiment = experiments.load(place, name)
+        if experiment.settings.get("kind") != "table" or not (printed := experiment.printed()):
+            continue
+        for cell in experiment.settings.get("cells", {}):
+            for variant in experiment.settings["variants"]:
+                rows = [row for row in printed if (row["cell"], row["algorithm"]) == (cell, variant)]
+                if rows and _is_variant(algorithm, settings, experiment, variant) and _is_cell(ours, experiment, cell, variant):
+                    return f"{experiment.title}: {cell}", {(row["task"], row["metric"]): _value(row) for row in rows}
+    return "", {}
+
+
+def federation(chosen: Settings) -> dict[str, Any]:
+    """Everything that a record of these settings depends on, but what belongs to the method."""
+    found = {
+        name: value
+        for name, value in flat(chosen).items()
+        if name not in OF_THE_RUN and name.partition(".")[0] in ("model", name)
+    }
+    return found | {"partition": chosen.partition if chosen.partition != "shards" else ""}
+
+
+def _is_cell(ours: dict[str, Any], experiment: Experiment, cell: str, variant: str) -> bool:
+    try:
+        return ours == federation(settings_of(experiment.settings, {"cell": cell, "variant": variant, "seed": 0}))
+    except InputError:  # a cell of more than settings
+        return False
+
+
+def _is_variant(name: str, settings: Mapping[str, Any], experiment: Experiment, variant: str) -> bool:
+    changes = experiment.settings["variants"][variant]
+    algorithm = changes.get("algorithm", variant)
+    if algorithm != name:
+        return False
+    own: dict[str, Any] = settings.get(algorithm, {})
+    wanted: dict[str, Any] = changes.get(algorithm, {})
+    others = {key for one in experiment.settings["variants"].values() for key in one.get(algorithm, {})}
+    from fedhb.algorithms import build
+
+    chosen = vars(build(algorithm, own))
+    default = vars(build(algorithm))
+    return all(chosen.get(key) == wanted.get(key, default.get(key)) for key in others)
+
+
+def _value(row: dict[str, Any]) -> tuple[float, float | None]:
+    scale = 0.01 if row["metric"] == "accuracy" else 1.0  # accuracies are printed in per cent
+    return row["mean"] * scale, row["std"] * scale if row["std"] is not None else None

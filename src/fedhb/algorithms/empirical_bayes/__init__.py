@@ -1,0 +1,1 @@
+"""Our own model: the hierarchy with a prior that is learned."""

@@ -1,0 +1,51 @@
+"""Runs a cohort: chunks of clients go through the algorithm's client update, and only sums come back.
+
+A cohort is dealt into chunks, and the sums of the chunks are added in their order. Who computes a chunk does not matter: one
+process or several give the same numbers, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedhb.algorithms.contract import Algorithm, Arrays, Problem
+from fedhb.algorithms.toolbox import num_bytes
+from fedhb.answers.admission import admit
+from fedhb.clients.clients import Clients
+from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.cohort import Sums, Traffic, chunk_size, deal, fold
+from fedhb.seeding import Randomness
+from fedhb.training.plan import Plan
+
+
+class InProcess:
+    """The cohort in this process, chunk by chunk. Memory is O(chunk d) for the clients and O(d) for the sums."""
+
+    def __init__(self, problem: Problem, algorithm: Algorithm, clients: Clients, store: ClientStore, chunk: int | None = None):
+        self.problem, self.algorithm, self.clients, self.store = problem, algorithm, clients, store
+        self.chunk = len(clients) if algorithm.pools else chunk or chunk_size(problem.network)
+
+    def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
+        """The summed statistics of the clients at these positions, and what was sent."""
+        chunks = deal(self.clients.sizes.tolist(), positions, self.chunk)
+        return fold(self.train(server, part, plan, rng) for part in chunks)
+
+    def train(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
+        """The same for one chunk."""
+        clients = self.clients.select(positions)
+        ids = clients.ids.tolist()
+        received = self.algorithm.broadcast(server, ids)
+        memory = self.store.load(self.algorithm, self.problem, clients)
+        found, memory = self.algorithm.local_update(self.problem, received, clients, memory, plan, rng)
+        answering = ids[:1] if self.algorithm.pools else ids
+        admit(found, answering, rng.round)
+        self.store.put(ids, memory)
+        traffic = Traffic()
+        if self.algorithm.sends:
+            common = {key: value for key, value in received.items() if key not in self.algorithm.each}
+            own = {key: value for key, value in received.items() if key in self.algorithm.each}
+            traffic = Traffic(num_bytes(common) * len(ids) + num_bytes(own), num_bytes(found))
+        return self.algorithm.summarise(self.problem, received, found, rng), traffic
+
+    def close(self) -> None:
+        """Nothing to release."""
