@@ -20,18 +20,29 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)]*)?\)")
 
 def pages() -> dict[str, str]:
     """The page of every document: its path in the repository -> its path on the site."""
-    experiments = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("experiments/*/README.md"))]
+    experiments = [
+        path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("experiments/*/README.md"))
+    ]
     found = {"README.md": "index.md"} | {name: name for name in [*OUTSIDE, *experiments]}
-    return found | {path.relative_to(ROOT).as_posix(): path.name for path in sorted((ROOT / "docs").glob("*.md"))}
+    return found | {
+        path.relative_to(ROOT).as_posix(): path.name
+        for path in sorted((ROOT / "docs").glob("*.md"))
+    }
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages from outside docs/."""
     for source, target in pages().items():
         if not source.startswith("docs/"):
-            files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
+            files.append(
+                File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8"))
+            )
     for path in sorted(ROOT.glob("experiments/*/figures/*.svg")):
-        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_text(encoding="utf-8")))
+        files.append(
+            File.generated(
+                config, path.relative_to(ROOT).as_posix(), content=path.read_text(encoding="utf-8")
+            )
+        )
     return files
 
 
@@ -50,7 +61,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if place in known:
             return f"{mark}[{text}]({posixpath.relpath(known[place], posixpath.dirname(page.file.src_uri))}{part or ''})"
         if mark and place.startswith("experiments/"):
-            return f"{mark}[{text}]({posixpath.relpath(place, posixpath.dirname(page.file.src_uri))})"
+            return (
+                f"{mark}[{text}]({posixpath.relpath(place, posixpath.dirname(page.file.src_uri))})"
+            )
         if place.startswith("docs/"):
             return f"{mark}[{text}]({posixpath.relpath(place.removeprefix('docs/'), posixpath.dirname(page.file.src_uri))})"
         return text if text.strip("`") == place else f"{text} (`{place}`)"

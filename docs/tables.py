@@ -39,15 +39,24 @@ class Shown:
 
     def __str__(self) -> str:
         line = [f"| {' | '.join(row)} |" for row in self.rows]
-        return "\n".join([f"**{self.title}**", "", line[0], "|" + "---|" * len(self.rows[0]), *line[1:], ""])
+        return "\n".join(
+            [f"**{self.title}**", "", line[0], "|" + "---|" * len(self.rows[0]), *line[1:], ""]
+        )
 
 
 def tables(words: list[str]) -> list[Shown]:
     """What this command prints of the records."""
     printed = io.StringIO()
     quiet = contextlib.redirect_stderr(io.StringIO())
-    with contextlib.redirect_stdout(printed), quiet, mock.patch.object(commands, "draw"):  # no figures
-        app([*words, "--show", "--markdown", "--folder", str(ROOT / "experiments")], standalone_mode=False)
+    with (
+        contextlib.redirect_stdout(printed),
+        quiet,
+        mock.patch.object(commands, "draw"),
+    ):  # no figures
+        app(
+            [*words, "--show", "--markdown", "--folder", str(ROOT / "experiments")],
+            standalone_mode=False,
+        )
     found: list[Shown] = []
     for text in printed.getvalue().splitlines():
         if text.startswith("**"):
@@ -79,7 +88,13 @@ def written(text: str) -> str:
         options, words = parser.parse_known_args(shlex.split(match[2]))
         titles = tuple(title.strip() for title in options.titles.split(",") if title.strip())
         found = [table for table in tables(words) if not titles or table.title.startswith(titles)]
-        return match[1] + "\n" + "\n".join(map(str, [beside(found)] if options.beside else found)) + "\n" + match[4]
+        return (
+            match[1]
+            + "\n"
+            + "\n".join(map(str, [beside(found)] if options.beside else found))
+            + "\n"
+            + match[4]
+        )
 
     return PLACE.sub(replaced, text)
 
@@ -89,4 +104,6 @@ if __name__ == "__main__":
         before = path.read_text(encoding="utf-8")
         after = written(before)
         path.write_text(after, encoding="utf-8")
-        sys.stdout.write(f"{path.relative_to(ROOT)}: {'changed' if after != before else 'as it was'}\n")
+        sys.stdout.write(
+            f"{path.relative_to(ROOT)}: {'changed' if after != before else 'as it was'}\n"
+        )

@@ -22,7 +22,15 @@ import fedhb
 
 SIZES = (800, 600, 450, 300, 250, 200, 150, 100, 80, 60, 50, 40)  # patients to learn from
 NUM_TEST = 300  # patients per hospital to test on; as many everywhere, or the small hospitals' numbers would be mostly noise
-FEATURES = ("age", "female", "systolic pressure", "haemoglobin", "log creatinine", "log lactate", "log CRP")
+FEATURES = (
+    "age",
+    "female",
+    "systolic pressure",
+    "haemoglobin",
+    "log creatinine",
+    "log lactate",
+    "log CRP",
+)
 
 
 # 1. The patients ------------------------------------------------------------------------------------------------------------
@@ -44,20 +52,46 @@ class Hospital:
         """A hospital of the region."""
         return cls(*rng.normal([0, 0, 0, 0, -0.9, 0.9], [6, 0.7, 0.15, 0.3, 0.9, 0.45]))
 
-    def admit(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def admit(
+        self, rng: np.random.Generator, count: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Features [n, 7], outcome [n] (1: a complication within 30 days) and its true probability [n]."""
         age = np.clip(rng.normal(62 + self.older, 14, count), 18, 98)
         female = rng.random(count) < 0.48
         pressure = rng.normal(128 + 0.25 * (age - 62), 19)
         haemoglobin = rng.normal(134 - 10 * female, 17)
-        creatinine = rng.normal(4.4 + 0.008 * (age - 62) + 0.2 * self.sicker, 0.35)  # in logarithms, as are the next two
+        creatinine = rng.normal(
+            4.4 + 0.008 * (age - 62) + 0.2 * self.sicker, 0.35
+        )  # in logarithms, as are the next two
         lactate = rng.normal(0.4 + 0.4 * self.sicker, 0.5, count)
         crp = rng.normal(2.7 + 0.5 * self.sicker, 1.1, count)
-        logit = self.risk + 0.045 * (age - 65) + 0.02 * np.maximum(age - 75, 0) + 3e-4 * (pressure - 135) ** 2
-        logit += self.lactate * (lactate - 0.4) + 0.8 * (creatinine - 4.4) + 0.25 * (crp - 2.7) - 0.015 * (haemoglobin - 130)
+        logit = (
+            self.risk
+            + 0.045 * (age - 65)
+            + 0.02 * np.maximum(age - 75, 0)
+            + 3e-4 * (pressure - 135) ** 2
+        )
+        logit += (
+            self.lactate * (lactate - 0.4)
+            + 0.8 * (creatinine - 4.4)
+            + 0.25 * (crp - 2.7)
+            - 0.015 * (haemoglobin - 130)
+        )
         probability = 1 / (1 + np.exp(-logit))
-        measured = (age, female, pressure, haemoglobin, creatinine + self.creatinine_assay, lactate, crp + self.crp_assay)
-        return np.stack(measured, axis=1), (rng.random(count) < probability).astype(np.int64), probability
+        measured = (
+            age,
+            female,
+            pressure,
+            haemoglobin,
+            creatinine + self.creatinine_assay,
+            lactate,
+            crp + self.crp_assay,
+        )
+        return (
+            np.stack(measured, axis=1),
+            (rng.random(count) < probability).astype(np.int64),
+            probability,
+        )
 
 
 def write_patients(path: Path, rng: np.random.Generator) -> tuple[float, float]:
@@ -70,7 +104,13 @@ def write_patients(path: Path, rng: np.random.Generator) -> tuple[float, float]:
         client.append(np.full(len(outcome), f"hospital {k + 1:02d}"))
         split.append(np.arange(len(outcome)) >= size)  # 0 for training rows, 1 for test rows
         best.append(scores(np.stack([1 - p, p], axis=1)[size:], outcome[size:]))
-    np.savez(path, x=np.concatenate(x), y=np.concatenate(y), client=np.concatenate(client), split=np.concatenate(split))
+    np.savez(
+        path,
+        x=np.concatenate(x),
+        y=np.concatenate(y),
+        client=np.concatenate(client),
+        split=np.concatenate(split),
+    )
     accuracy, nll = np.mean(best, axis=0)
     return accuracy, nll
 
@@ -147,11 +187,15 @@ def main() -> None:
     print("\na new hospital with 30 patients, NIW:")
     for when, p in (("before", run.predict(x_new)), ("after", mine.predict(x_new))):
         accuracy, nll = scores(p, y_new)
-        print(f"  {when:6}  accuracy {accuracy:.3f}  NLL {nll:.3f}  mean entropy {entropy(p).mean():.3f} bits")
+        print(
+            f"  {when:6}  accuracy {accuracy:.3f}  NLL {nll:.3f}  mean entropy {entropy(p).mean():.3f} bits"
+        )
     # Entropy says which predictions to trust: compare the patients it is sure of with those it is not.
     order = entropy(p).argsort()
     sure, unsure = (scores(p[rows], y_new[rows])[0] for rows in (order[:250], order[-250:]))
-    print(f"  accuracy on the quarter with the lowest entropy {sure:.3f}, with the highest {unsure:.3f}")
+    print(
+        f"  accuracy on the quarter with the lowest entropy {sure:.3f}, with the highest {unsure:.3f}"
+    )
 
 
 if __name__ == "__main__":

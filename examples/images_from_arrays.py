@@ -54,7 +54,9 @@ def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
 def make_clients() -> tuple[fedhb.Clients, tuple[np.ndarray, ...]]:
     """The federation, and the client that stays out of it: its images and labels to learn from, then those to predict."""
     digits = load_digits()
-    x = digits.images[:, None].astype(np.float32)  # [n, 1, 8, 8]: channels first, as torch wants them
+    x = digits.images[:, None].astype(
+        np.float32
+    )  # [n, 1, 8, 8]: channels first, as torch wants them
     y = digits.target
 
     # One (x, y) pair per client, for training and for testing.
@@ -63,7 +65,10 @@ def make_clients() -> tuple[fedhb.Clients, tuple[np.ndarray, ...]]:
         cut = len(rows) * 2 // 3
         train.append((x[rows[:cut]], y[rows[:cut]]))
         test.append((x[rows[cut:]], y[rows[cut:]]))
-    return fedhb.Clients.from_arrays(train[:-1], test[:-1], num_classes=10, standardise=True), (*train[-1], *test[-1])
+    return fedhb.Clients.from_arrays(train[:-1], test[:-1], num_classes=10, standardise=True), (
+        *train[-1],
+        *test[-1],
+    )
 
 
 def train(clients: fedhb.Clients, lr: float = 0.2, evaluate_on: str = "test") -> fedhb.Run:
@@ -75,7 +80,9 @@ def train(clients: fedhb.Clients, lr: float = 0.2, evaluate_on: str = "test") ->
 
 def main() -> None:
     clients, (x_mine, y_mine, x_new, y_new) = make_clients()
-    print(f"{len(clients)} clients with {clients.num_examples} training images, {DIGITS_PER_CLIENT} of 10 digits each")
+    print(
+        f"{len(clients)} clients with {clients.num_examples} training images, {DIGITS_PER_CLIENT} of 10 digits each"
+    )
     run = train(clients)
 
     # The result is the mean over the clients, each on its own test images.

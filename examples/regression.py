@@ -31,7 +31,9 @@ class Sensor:
     @classmethod
     def draw(cls, rng: np.random.Generator) -> Sensor:
         """A sensor somewhere."""
-        amplitude, delay, offset, log_noise = rng.normal([6.0, 1.8, 15.0, -0.7], [1.8, 0.35, 1.2, 0.3])
+        amplitude, delay, offset, log_noise = rng.normal(
+            [6.0, 1.8, 15.0, -0.7], [1.8, 0.35, 1.2, 0.3]
+        )
         return cls(amplitude, delay, offset, np.exp(log_noise))
 
     def mean(self, hour: np.ndarray) -> np.ndarray:
@@ -70,10 +72,21 @@ def train(
 ) -> fedhb.Run:
     """NIW trains the head with the body from the start: two outputs would be a narrow view of a fixed random one."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))  # mean and noise
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
+    )  # mean and noise
     options = {"rounds": 40, "fraction": 0.5, "local_epochs": 5, "batch_size": 20, "lr": lr}
     personal = {"personal_lr": personal_lr, "personal_epochs": 20}
-    return fedhb.fit(model, clients, fedhb.NIW(), **options, **personal, holdout=holdout, evaluate_on=evaluate_on, seed=0)
+    return fedhb.fit(
+        model,
+        clients,
+        fedhb.NIW(),
+        **options,
+        **personal,
+        holdout=holdout,
+        evaluate_on=evaluate_on,
+        seed=0,
+    )
 
 
 def main() -> None:
@@ -99,8 +112,12 @@ def main() -> None:
     before, after = run.predict(inputs(hours)), mine.predict(inputs(hours))
     print("\na new sensor with 40 readings: the true mean, and 90 % intervals for a reading")
     for k, hour in enumerate(hours):
-        intervals = [f"{p[k, 0, 0]:5.1f} ± {HALF_WIDTH * p[k, 1, 0] ** 0.5:3.1f}" for p in (before, after)]
-        print(f"  {hour:02.0f}:00  true {sensor.mean(hour):5.1f}   before {intervals[0]}   after {intervals[1]}")
+        intervals = [
+            f"{p[k, 0, 0]:5.1f} ± {HALF_WIDTH * p[k, 1, 0] ** 0.5:3.1f}" for p in (before, after)
+        ]
+        print(
+            f"  {hour:02.0f}:00  true {sensor.mean(hour):5.1f}   before {intervals[0]}   after {intervals[1]}"
+        )
 
 
 if __name__ == "__main__":

@@ -42,10 +42,20 @@ class LayerScales(Hierarchical):
     """Gaussian clients with a learned variance per layer. The fields are its settings; `update` and `kl_weight` are inherited."""
 
     name: ClassVar[str] = "layer-scales"
-    num_samples: int = field(default=10, metadata={"help": "S, networks sampled for a global prediction; 0 predicts at r"})
-    lambda0: float = field(default=0.01, metadata={"help": "prior count on mu: r shrinks by N/(N+lambda0) a round"})
-    prior_scale: float = field(default=0.01, metadata={"help": "c: the deviation of a client's weights that the prior expects"})
-    prior_clients: float = field(default=1.0, metadata={"help": "n: the prior on s_l counts as much as this many clients"})
+    num_samples: int = field(
+        default=10,
+        metadata={"help": "S, networks sampled for a global prediction; 0 predicts at r"},
+    )
+    lambda0: float = field(
+        default=0.01, metadata={"help": "prior count on mu: r shrinks by N/(N+lambda0) a round"}
+    )
+    prior_scale: float = field(
+        default=0.01,
+        metadata={"help": "c: the deviation of a client's weights that the prior expects"},
+    )
+    prior_clients: float = field(
+        default=1.0, metadata={"help": "n: the prior on s_l counts as much as this many clients"}
+    )
 
     # L_0 = (r, s) ---------------------------------------------------------------------------------------------------------
 
@@ -77,27 +87,46 @@ class LayerScales(Hierarchical):
         """-log p(mu, s) at (r, s): q(phi) is so narrow that its entropy is a constant."""
         s, squares = server["s"].double(), by_layer(problem, server["r"].double().square())
         a, b = self.prior(problem)
-        return ((a + 1 + layer_sizes(problem) / 2) * s.log() + (b + self.lambda0 * squares / 2) / s).sum()
+        return (
+            (a + 1 + layer_sizes(problem) / 2) * s.log() + (b + self.lambda0 * squares / 2) / s
+        ).sum()
 
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
         """log N(m_i; r, s) for m [C, d] -> [C]. Unlike `kl` it keeps log s, which the server minimises over."""
-        return -self.kl(problem, server, m) - (layer_sizes(problem) / 2 * server["s"].double().log()).sum()
+        return (
+            -self.kl(problem, server, m)
+            - (layer_sizes(problem) / 2 * server["s"].double().log()).sum()
+        )
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """count, sum_i (m_i - r) [d] and sum_i ||m_il - r_l||^2 [L] of C clients; added up over chunks in any order."""
         m, r = found["m"], received["r"]
-        ones = torch.ones_like(found["examples"])  # every client counts the same, as in the objective
-        squares = torch.stack([by_layer(problem, (row.double() - r.double()).square()) for row in m]).sum(0)
-        return {"m": differences(m, r, ones), "squares": squares, **summarise_shared(found, received, ones)}
+        ones = torch.ones_like(
+            found["examples"]
+        )  # every client counts the same, as in the objective
+        squares = torch.stack(
+            [by_layer(problem, (row.double() - r.double()).square()) for row in m]
+        ).sum(0)
+        return {
+            "m": differences(m, r, ones),
+            "squares": squares,
+            **summarise_shared(found, received, ones),
+        }
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """The minimiser of L_0, the cohort's means standing for those of all N clients."""
         N, d, old = problem.federation.num_clients, layer_sizes(problem), server["r"].double()
         change = summary["m"] / summary["count"]  # mean_i m_i - r
         r = N / (N + self.lambda0) * (old + change)
         # T_l around the new r from sums around the old one; rounding may leave a negative zero
         moved = r - old
-        T = summary["squares"] / summary["count"] + by_layer(problem, moved.square() - 2 * moved * change)
+        T = summary["squares"] / summary["count"] + by_layer(
+            problem, moved.square() - 2 * moved * change
+        )
         a, b = self.prior(problem)
         shrinkage = self.lambda0 * by_layer(problem, r.square())
         s = (2 * b + shrinkage + N * T.clamp_min(0.0)) / (2 * a + 2 + (N + 1) * d)
@@ -106,7 +135,9 @@ class LayerScales(Hierarchical):
 
     # Global prediction ----------------------------------------------------------------------------------------------------
 
-    def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, problem: Problem, server: Arrays, count: int, generator: torch.Generator
+    ) -> Tensor:
         """theta ~ N(r, s), [count, d]."""
         noise = torch.randn(count, problem.network.num_params, generator=generator).to(server["r"])
         return server["r"] + spread(problem, server["s"]).sqrt() * noise
@@ -133,12 +164,18 @@ class LayerScales(Hierarchical):
 def layer_sizes(problem: Problem) -> Tensor:
     """d_l, the number of weights of each layer [L]."""
     slots = problem.network.body_slots
-    return torch.tensor([slot.stop - slot.start for slot in slots], dtype=torch.float64, device=problem.network.device)
+    return torch.tensor(
+        [slot.stop - slot.start for slot in slots],
+        dtype=torch.float64,
+        device=problem.network.device,
+    )
 
 
 def by_layer(problem: Problem, vector: Tensor) -> Tensor:
     """The sum over each layer: [..., d] -> [..., L]."""
-    return torch.stack([vector[..., slot.start : slot.stop].sum(-1) for slot in problem.network.body_slots], dim=-1)
+    return torch.stack(
+        [vector[..., slot.start : slot.stop].sum(-1) for slot in problem.network.body_slots], dim=-1
+    )
 
 
 def spread(problem: Problem, scales: Tensor) -> Tensor:
@@ -161,23 +198,46 @@ def make_model() -> nn.Module:
 
 
 def train(
-    clients: fedhb.Clients, lr: float = 0.2, kl_weight: float = 1e-3, evaluate_on: str = "test", out: Path | None = None
+    clients: fedhb.Clients,
+    lr: float = 0.2,
+    kl_weight: float = 1e-3,
+    evaluate_on: str = "test",
+    out: Path | None = None,
 ) -> fedhb.Run:
     """With kl_weight = 1 the variances shrink to the prior's share: see "What to watch" in docs/adding_an_algorithm.md."""
-    options = {"rounds": 60, "fraction": 0.5, "local_epochs": 2, "batch_size": 20, "lr": lr, "schedule": "constant"}
-    return fedhb.fit(make_model(), clients, LayerScales(kl_weight=kl_weight), **options, evaluate_on=evaluate_on, seed=0, out=out)
+    options = {
+        "rounds": 60,
+        "fraction": 0.5,
+        "local_epochs": 2,
+        "batch_size": 20,
+        "lr": lr,
+        "schedule": "constant",
+    }
+    return fedhb.fit(
+        make_model(),
+        clients,
+        LayerScales(kl_weight=kl_weight),
+        **options,
+        evaluate_on=evaluate_on,
+        seed=0,
+        out=out,
+    )
 
 
 def make_clients() -> fedhb.Clients:
     """Twenty clients with three shards of the digits each."""
-    return fedhb.partition.shards(fedhb.data.load("digits"), num_clients=20, shards_per_client=3, seed=0)
+    return fedhb.partition.shards(
+        fedhb.data.load("digits"), num_clients=20, shards_per_client=3, seed=0
+    )
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "layer-scales"
         run = train(make_clients(), out=out)
-        again = fedhb.load(out, model=make_model(), algorithm=run.algorithm)  # both are our own, so `load` is given both
+        again = fedhb.load(
+            out, model=make_model(), algorithm=run.algorithm
+        )  # both are our own, so `load` is given both
 
     print(f"global accuracy {run.result['global']['accuracy']:.3f}", end=", ")
     print(f"personalised {run.result['personalised']['accuracy']:.3f}")

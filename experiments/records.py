@@ -48,7 +48,9 @@ def study(folder: Path, split: str, variants: Sequence[Sequence[str]]) -> None:
             records.append(record_of(variant, seed, run))
             with path.open("a") as file:
                 file.write(json.dumps(records[-1]) + "\n")
-            accuracies = [f"{100 * records[-1][task]['accuracy']:.2f}" for task in ("global", "personalised")]
+            accuracies = [
+                f"{100 * records[-1][task]['accuracy']:.2f}" for task in ("global", "personalised")
+            ]
             print(f"{' '.join(variant)} seed {seed}: {' / '.join(accuracies)}", flush=True)
     print(table(records))
 
@@ -59,7 +61,9 @@ def settings_of(variant: Sequence[str], split: str, seed: int) -> Settings:
     own = dict(change.split("=") for change in changes if "." not in change.split("=")[0])
     numbers = {key: value if key == "dataset" else json.loads(value) for key, value in own.items()}
     flags = FASHION | HELD_BACK[split] | numbers | {"algorithm": algorithm, "seed": seed}
-    return Settings.resolve(None, flags, [change for change in changes if change.split("=")[0] not in own])
+    return Settings.resolve(
+        None, flags, [change for change in changes if change.split("=")[0] not in own]
+    )
 
 
 def record_of(variant: Sequence[str], seed: int, run: Run) -> dict[str, Any]:
@@ -72,7 +76,9 @@ def record_of(variant: Sequence[str], seed: int, run: Run) -> dict[str, Any]:
         "personalised": run.result["personalised"],
         "holdout": run.result["holdout"],
         "penalty_share": statistics.fmean(shares) if shares else None,
-        "effective_prototypes": [r["effective_prototypes"] for r in run.records[::10] if "effective_prototypes" in r],
+        "effective_prototypes": [
+            r["effective_prototypes"] for r in run.records[::10] if "effective_prototypes" in r
+        ],
         "seconds": run.result["seconds"],
     }
 
@@ -80,7 +86,11 @@ def record_of(variant: Sequence[str], seed: int, run: Run) -> dict[str, Any]:
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: a line per variant, means and deviations over seeds; columns that no variant has are left out."""
     tasks = ("global", "personalised")
-    titles = [f"{task} {metric}" if metric == "accuracy" else metric for task in tasks for metric in ("accuracy", "NLL", "ECE")]
+    titles = [
+        f"{task} {metric}" if metric == "accuracy" else metric
+        for task in tasks
+        for metric in ("accuracy", "NLL", "ECE")
+    ]
     held_out = any(r.get("holdout") for r in records)
     shares = any(r["penalty_share"] is not None for r in records)
     titles += [f"hold-out {task}" for task in tasks if held_out] + ["KL share"] * shares

@@ -46,49 +46,79 @@ def seeded(seed: int = 0):
 def mlp(dtype: torch.dtype = torch.float64, seed: int = 0, outputs: int = CLASSES) -> nn.Sequential:
     """Two linear layers and an activation: the kind of network that knows the client axis."""
     with seeded(seed):
-        layers = OrderedDict(hidden=nn.Linear(FEATURES, 5), act=nn.Tanh(), head=nn.Linear(5, outputs))
+        layers = OrderedDict(
+            hidden=nn.Linear(FEATURES, 5), act=nn.Tanh(), head=nn.Linear(5, outputs)
+        )
         return nn.Sequential(layers).to(dtype)
 
 
 def dropout_net(dtype: torch.dtype = torch.float64) -> nn.Module:
     """A network with randomness of its own."""
     with seeded():
-        layers = OrderedDict(hidden=nn.Linear(FEATURES, 5), drop=nn.Dropout(0.3), act=nn.Tanh(), head=nn.Linear(5, CLASSES))
+        layers = OrderedDict(
+            hidden=nn.Linear(FEATURES, 5),
+            drop=nn.Dropout(0.3),
+            act=nn.Tanh(),
+            head=nn.Linear(5, CLASSES),
+        )
         return nn.Sequential(layers).to(dtype)
 
 
 def batch_norm_net(dtype: torch.dtype = torch.float64) -> nn.Module:
     """A network with running statistics."""
     with seeded():
-        layers = OrderedDict(hidden=nn.Linear(FEATURES, 5), norm=nn.BatchNorm1d(5), act=nn.ReLU(), head=nn.Linear(5, CLASSES))
+        layers = OrderedDict(
+            hidden=nn.Linear(FEATURES, 5),
+            norm=nn.BatchNorm1d(5),
+            act=nn.ReLU(),
+            head=nn.Linear(5, CLASSES),
+        )
         return nn.Sequential(layers).to(dtype)
 
 
 def general_net(dtype: torch.dtype = torch.float64) -> nn.Module:
     """A network with both."""
     with seeded():
-        body = OrderedDict(hidden=nn.Linear(FEATURES, 5), norm=nn.BatchNorm1d(5), drop=nn.Dropout(0.3), act=nn.ReLU())
+        body = OrderedDict(
+            hidden=nn.Linear(FEATURES, 5),
+            norm=nn.BatchNorm1d(5),
+            drop=nn.Dropout(0.3),
+            act=nn.ReLU(),
+        )
         return nn.Sequential(body | OrderedDict(head=nn.Linear(5, CLASSES))).to(dtype)
 
 
-NETWORKS = {"mlp": mlp, "dropout": dropout_net, "batch norm": batch_norm_net, "general": general_net}
+NETWORKS = {
+    "mlp": mlp,
+    "dropout": dropout_net,
+    "batch norm": batch_norm_net,
+    "general": general_net,
+}
 
 
-def arrays(sizes=SIZES, seed: int = 0, classes: int = CLASSES) -> list[tuple[np.ndarray, np.ndarray]]:
+def arrays(
+    sizes=SIZES, seed: int = 0, classes: int = CLASSES
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """One (x, y) pair per client: each class has a mean of its own, each client a shift of its own."""
     means = np.random.default_rng(123).normal(size=(classes, FEATURES))
     pairs = []
     for k, n in enumerate(sizes):
         rng = np.random.default_rng([seed, k])
         y = rng.integers(0, classes, n)
-        x = 1.5 * means[y] + 0.3 * np.random.default_rng([99, k]).normal(size=FEATURES) + rng.normal(size=(n, FEATURES))
+        x = (
+            1.5 * means[y]
+            + 0.3 * np.random.default_rng([99, k]).normal(size=FEATURES)
+            + rng.normal(size=(n, FEATURES))
+        )
         pairs.append((x, y))
     return pairs
 
 
 def clients(sizes=SIZES, test: int = 3, **options: Any) -> Clients:
     """Clients of these sizes, with `test` test examples each, and inputs that the server holds."""
-    who = Clients.from_arrays(arrays(sizes), arrays([test] * len(sizes), seed=1), num_classes=CLASSES, **options)
+    who = Clients.from_arrays(
+        arrays(sizes), arrays([test] * len(sizes), seed=1), num_classes=CLASSES, **options
+    )
     return replace(who, server_inputs=torch.from_numpy(arrays([8], seed=5)[0][0]).float())
 
 
@@ -96,7 +126,11 @@ def problem(model: nn.Module | None = None, who: Clients | None = None, **option
     """A problem in float64 unless the model says otherwise."""
     who = clients() if who is None else who
     network = Network(mlp() if model is None else model, scaling=who.scaling, **options)
-    return Problem(network, Categorical(CLASSES), Federation(len(who), who.num_examples, CLASSES, who.server_inputs))
+    return Problem(
+        network,
+        Categorical(CLASSES),
+        Federation(len(who), who.num_examples, CLASSES, who.server_inputs),
+    )
 
 
 def plan(algorithm: Any, **changes: Any) -> Plan:
@@ -114,11 +148,15 @@ def cases() -> dict[str, Any]:
             found[f"{name}-last"] = build(name, {"begin": "last"})
     # prototypes far enough apart for the clients to have different ones
     found["mixture-three"] = Mixture(num_prototypes=3, noise=0.3, update="full", begin="last")
-    found["ensemble-preset"] = build("ensemble", {"mode": "preset", "num_models": 3, "update": "full"})
+    found["ensemble-preset"] = build(
+        "ensemble", {"mode": "preset", "num_models": 3, "update": "full"}
+    )
     found["niw-unrelaxed"] = fedhb.NIW(relax=False)
     found["niw-dropout"] = fedhb.NIW(p_do=0.7, num_samples=2)
     printed = {"dof": "full", "kl_weight": 1e-4, "num_samples": 1, "average": 0.0}
-    found |= {f"niw-printed-{update}": fedhb.NIW(update=update, **printed) for update in ("body", "full")}
+    found |= {
+        f"niw-printed-{update}": fedhb.NIW(update=update, **printed) for update in ("body", "full")
+    }
     return found
 
 
@@ -127,7 +165,9 @@ CASES = cases()
 
 def initial(network: Network, count: int = 1) -> Weights:
     """The network's own weights for `count` clients."""
-    return Weights(*(v.expand(count, -1).clone() for v in (network.theta, network.head, network.buffers)))
+    return Weights(
+        *(v.expand(count, -1).clone() for v in (network.theta, network.head, network.buffers))
+    )
 
 
 def perturbed(network: Network, count: int, seed: int = 0) -> Weights:
@@ -136,7 +176,9 @@ def perturbed(network: Network, count: int, seed: int = 0) -> Weights:
     weights = initial(network, count)
     for value in (weights.theta, weights.head):
         value += 0.3 * torch.randn(value.shape, generator=generator, dtype=value.dtype)
-    weights.buffers += torch.rand(weights.buffers.shape, generator=generator, dtype=weights.buffers.dtype)
+    weights.buffers += torch.rand(
+        weights.buffers.shape, generator=generator, dtype=weights.buffers.dtype
+    )
     return weights
 
 
@@ -145,7 +187,11 @@ def assert_close(ours: Any, theirs: Any, tolerance: float = 1e-10, what: str = "
     assert ours.keys() == theirs.keys(), what
     for key in ours:
         torch.testing.assert_close(
-            ours[key], theirs[key], rtol=tolerance, atol=tolerance, msg=lambda text, key=key: f"{what} {key}: {text}"
+            ours[key],
+            theirs[key],
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda text, key=key: f"{what} {key}: {text}",
         )
 
 

@@ -13,7 +13,10 @@ import torch
 from hypothesis import settings
 
 # Started in the background or by nohup, these are ignored, here and in every process that a test starts and then interrupts.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
 

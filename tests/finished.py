@@ -24,7 +24,11 @@ SMALL = {
 def one(path: Path, algorithm: str, **more: object) -> Path:
     """One run."""
     train(
-        Settings.resolve(SMALL | more | {"model": {"name": "mlp", "hidden": 16}}, {"algorithm": algorithm}), path, progress=False
+        Settings.resolve(
+            SMALL | more | {"model": {"name": "mlp", "hidden": 16}}, {"algorithm": algorithm}
+        ),
+        path,
+        progress=False,
     )
     return path
 
@@ -35,14 +39,25 @@ def regression(path: Path) -> Path:
     x = rng.normal(size=(240, 3)).astype(np.float32)
     who = np.repeat([f"site {k}" for k in range(6)], 40)
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path.parent / "sites.npz", x=x, y=x @ [1.0, 2.0, -1.0] + 0.3 * rng.normal(size=240), client=who)
+    np.savez(
+        path.parent / "sites.npz",
+        x=x,
+        y=x @ [1.0, 2.0, -1.0] + 0.3 * rng.normal(size=240),
+        client=who,
+    )
     flags = {"algorithm": "niw", "data": str(path.parent / "sites.npz")}
     train(Settings.resolve(SMALL, flags), path, progress=False)
     return path
 
 
-def several(path: Path, algorithms: tuple[str, ...] = ("niw", "mixture", "fedavg"), seeds: tuple[int, ...] = (0, 1)) -> Path:
+def several(
+    path: Path,
+    algorithms: tuple[str, ...] = ("niw", "mixture", "fedavg"),
+    seeds: tuple[int, ...] = (0, 1),
+) -> Path:
     """A comparison."""
     content = SMALL | {"model": {"name": "mlp", "hidden": 16}}
-    compare({name: Settings.resolve(content, {"algorithm": name}) for name in algorithms}, seeds, path)
+    compare(
+        {name: Settings.resolve(content, {"algorithm": name}) for name in algorithms}, seeds, path
+    )
     return path

@@ -21,7 +21,19 @@ import torch
 from torch import nn
 
 import fedhb
-from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, batch_norm_net, clients, mlp, same_bits, seeded
+from builders import (
+    CASES,
+    CLASSES,
+    FEATURES,
+    NETWORKS,
+    Wrapped,
+    arrays,
+    batch_norm_net,
+    clients,
+    mlp,
+    same_bits,
+    seeded,
+)
 from fedhb.algorithms import Plan, build
 from fedhb.clients.clients import Clients, Share
 from fedhb.errors import DivergedError, InputError
@@ -34,7 +46,13 @@ X = np.random.default_rng(7).normal(size=(9, FEATURES))
 
 
 def fit(model: Any = None, who: Any = None, algorithm: Any = None, **options: Any) -> Any:
-    chosen: dict[str, Any] = {"rounds": 3, "fraction": 0.5, "batch_size": 4, "personal_epochs": 2, "progress": False} | options
+    chosen: dict[str, Any] = {
+        "rounds": 3,
+        "fraction": 0.5,
+        "batch_size": 4,
+        "personal_epochs": 2,
+        "progress": False,
+    } | options
     model = mlp(torch.float32) if model is None else model
     return fedhb.fit(model, clients() if who is None else who, algorithm, **chosen)
 
@@ -45,8 +63,14 @@ def fit(model: Any = None, who: Any = None, algorithm: Any = None, **options: An
 @pytest.mark.parametrize("name", CASES)
 def test_a_loaded_run_is_the_run(name, tmp_path):
     run = fit(None, None, CASES[name], out=tmp_path / "run")
-    again = fedhb.load(tmp_path / "run", model=mlp(torch.float32, seed=5))  # its own weights do not matter
-    assert again.algorithm == run.algorithm and again.result == run.result and again.records == run.records
+    again = fedhb.load(
+        tmp_path / "run", model=mlp(torch.float32, seed=5)
+    )  # its own weights do not matter
+    assert (
+        again.algorithm == run.algorithm
+        and again.result == run.result
+        and again.records == run.records
+    )
     assert again.seed == run.seed and again.personal_plan == run.personal_plan
     np.testing.assert_array_equal(again.predict(X), run.predict(X))
     x, y = arrays()[2]
@@ -63,11 +87,19 @@ def test_a_loaded_run_is_the_run(name, tmp_path):
 def test_any_network_survives_the_folder(network, batch_norm, tmp_path):
     make = NETWORKS[network]
     model = Wrapped(make(torch.float32))
-    run = fit(model, clients(standardise=True), fedhb.NIW(update="full"), out=tmp_path / "run", batch_norm=batch_norm)
+    run = fit(
+        model,
+        clients(standardise=True),
+        fedhb.NIW(update="full"),
+        out=tmp_path / "run",
+        batch_norm=batch_norm,
+    )
     again = fedhb.load(tmp_path / "run", model=Wrapped(make(torch.float32)))
     np.testing.assert_array_equal(again.predict(X), run.predict(X))
     x, y = arrays()[0]
-    np.testing.assert_array_equal(again.personalise(x, y).predict(X), run.personalise(x, y).predict(X))
+    np.testing.assert_array_equal(
+        again.personalise(x, y).predict(X), run.personalise(x, y).predict(X)
+    )
 
 
 def test_a_frozen_layer_survives_the_folder(tmp_path):
@@ -77,7 +109,9 @@ def test_a_frozen_layer_survives_the_folder(tmp_path):
         return layers
 
     run = fit(model(0), out=tmp_path / "run")
-    np.testing.assert_array_equal(fedhb.load(tmp_path / "run", model=model(1)).predict(X), run.predict(X))
+    np.testing.assert_array_equal(
+        fedhb.load(tmp_path / "run", model=model(1)).predict(X), run.predict(X)
+    )
 
 
 SCRIPT = """
@@ -116,7 +150,12 @@ def test_a_run_is_loaded_in_another_process(tmp_path):
         np.save(tmp_path / f"{name}.npy", value)
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": str(Path(fedhb.__file__).parents[1])}
-    subprocess.run([sys.executable, "-W", "error", "script.py", str(tmp_path)], check=True, cwd=tmp_path, env=environment)
+    subprocess.run(
+        [sys.executable, "-W", "error", "script.py", str(tmp_path)],
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
     found = np.load(tmp_path / "found.npy")
     expected = [p for run in runs for p in (run.predict(X), run.personalise(x, y).predict(X))]
     np.testing.assert_array_equal(found, expected)
@@ -194,7 +233,9 @@ def test_personalisation_is_reproducible_and_depends_on_its_settings():
     np.testing.assert_array_equal(run.personalise(x, y).predict(X), first)
     assert not np.allclose(run.personalise(x, y, epochs=9).predict(X), first)
     assert not np.allclose(run.personalise(x, y, lr=0.5).predict(X), first)
-    assert not np.array_equal(run.personalise(x, y, client=3).predict(X), first)  # other minibatches
+    assert not np.array_equal(
+        run.personalise(x, y, client=3).predict(X), first
+    )  # other minibatches
 
 
 @pytest.mark.parametrize("name", ["niw", "mixture", "fedavg", "fedprox", "fedbabu"])
@@ -210,8 +251,16 @@ def test_every_algorithm_learns_and_personalises(name):
 
     train, test = ([pair(k, 30) for k in range(6)] for _ in range(2))
     who = Clients.from_arrays(train, test)
-    algorithm = fedhb.algorithms.build(name, {"kl_weight": 0.01} if name in ("niw", "mixture") else {})
-    options = {"rounds": 20, "fraction": 1.0, "batch_size": 10, "personal_lr": 0.1, "personal_epochs": 20}
+    algorithm = fedhb.algorithms.build(
+        name, {"kl_weight": 0.01} if name in ("niw", "mixture") else {}
+    )
+    options = {
+        "rounds": 20,
+        "fraction": 1.0,
+        "batch_size": 10,
+        "personal_lr": 0.1,
+        "personal_epochs": 20,
+    }
     with seeded():
         model = fedhb.nets.mlp((FEATURES,), CLASSES, hidden=32)
     result = fit(model, who, algorithm, **options).result
@@ -240,7 +289,9 @@ def test_regression_from_end_to_end(algorithm, tmp_path):
         x = rng.uniform(-2, 2, size=(n, 1))
         return x, 50 + 10 * np.abs(x[:, 0]) + (1 + (x[:, 0] > 0)) * rng.normal(size=n)
 
-    who = Clients.from_arrays([pair(k, 150) for k in range(8)], [pair(k, 100) for k in range(8)], standardise=True)
+    who = Clients.from_arrays(
+        [pair(k, 150) for k in range(8)], [pair(k, 100) for k in range(8)], standardise=True
+    )
     with seeded():
         model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 2))
     options = {"rounds": 40, "fraction": 0.5, "batch_size": 25, "lr": 0.1, "local_epochs": 2}
@@ -267,15 +318,23 @@ def test_regression_does_not_depend_on_the_units_of_the_targets():
     who = [(x, x[:, 0] + 0.1 * x[:, 1]) for x, _ in arrays([30] * 4)]
     # powers of two: float32 targets are scaled without rounding
     other = [(x, 1024.0 * y) for x, y in who]
-    one, two = (fit(mlp(torch.float32, outputs=2), Clients.from_arrays(pairs), fedhb.NIW()) for pairs in (who, other))
-    np.testing.assert_allclose(two.predict(X)[:, 0], 1024 * one.predict(X)[:, 0], rtol=1e-4, atol=1e-2)
+    one, two = (
+        fit(mlp(torch.float32, outputs=2), Clients.from_arrays(pairs), fedhb.NIW())
+        for pairs in (who, other)
+    )
+    np.testing.assert_allclose(
+        two.predict(X)[:, 0], 1024 * one.predict(X)[:, 0], rtol=1e-4, atol=1e-2
+    )
     np.testing.assert_allclose(two.predict(X)[:, 1], 1024**2 * one.predict(X)[:, 1], rtol=1e-3)
 
 
 def test_several_targets_and_fixed_noise():
     who = Clients.from_arrays([(x, x[:, :2]) for x, _ in arrays([30] * 4)])
     run = fit(mlp(torch.float32, outputs=2), who)
-    assert run.problem.likelihood.num_targets == 2 and run.problem.likelihood.noise == run.problem.likelihood.scale
+    assert (
+        run.problem.likelihood.num_targets == 2
+        and run.problem.likelihood.noise == run.problem.likelihood.scale
+    )
     assert run.predict(X).shape == (9, 2, 2)
     assert run.personalise(X, X[:, :2]).predict(X).shape == (9, 2, 2)
 
@@ -284,7 +343,10 @@ def test_several_targets_and_fixed_noise():
 def test_no_target_depends_on_the_units_of_another(outputs):
     who = [(x, np.stack([x[:, 0] + 3, x[:, 1] - x[:, 0]], axis=1)) for x, _ in arrays([30] * 4)]
     units = np.array([1024.0, 2.0**-14])
-    runs = [fit(mlp(torch.float32, outputs=outputs), Clients.from_arrays([(x, u * y) for x, y in who])) for u in (1.0, units)]
+    runs = [
+        fit(mlp(torch.float32, outputs=outputs), Clients.from_arrays([(x, u * y) for x, y in who]))
+        for u in (1.0, units)
+    ]
     one, two = (run.predict(X) for run in runs)
     np.testing.assert_allclose(two[:, 0] / units, one[:, 0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(two[:, 1] / units**2, one[:, 1], rtol=1e-3)
@@ -296,7 +358,12 @@ def test_a_small_target_is_learned_beside_a_large_one():
         x = rng.normal(size=(n, FEATURES))
         return x, (x[:, :2] + 0.05 * rng.normal(size=(n, 2))) * [1000.0, 1.0]
 
-    run = fit(mlp(torch.float32, outputs=2), Clients.from_arrays([pair(k) for k in range(4)]), rounds=20, fraction=1.0)
+    run = fit(
+        mlp(torch.float32, outputs=2),
+        Clients.from_arrays([pair(k) for k in range(4)]),
+        rounds=20,
+        fraction=1.0,
+    )
     x, y = pair(9)
     error = np.sqrt(np.square(run.predict(x)[:, 0] - y).mean(0))
     assert (error < [400.0, 0.4]).all()  # they deviate by 1000 and by 1
@@ -306,20 +373,29 @@ def test_a_small_target_is_learned_beside_a_large_one():
 def test_a_constant_target_among_others_is_like_one_alone(outputs):
     who = [(x, np.stack([x[:, 0], np.full(len(x), 0.1)], axis=1)) for x, _ in arrays([30] * 4)]
     run = fit(mlp(torch.float32, outputs=outputs), Clients.from_arrays(who))
-    alone = fit(mlp(torch.float32, outputs=outputs // 2), Clients.from_arrays([(x, y[:, 1]) for x, y in who]))
+    alone = fit(
+        mlp(torch.float32, outputs=outputs // 2),
+        Clients.from_arrays([(x, y[:, 1]) for x, y in who]),
+    )
     assert run.problem.likelihood.scale[1] == alone.problem.likelihood.scale == LEAST_DEVIATION
     assert run.problem.likelihood.centre[1] == alone.problem.likelihood.centre == np.float32(0.1)
     for found in (run.predict(X)[:, :, 1], alone.predict(X)[:, :, 0]):
         np.testing.assert_allclose(found[:, 0], np.float32(0.1), rtol=1e-6)
         assert (found[:, 1] < 1e-20).all()
     tiny = [(x, np.float32(1e-20) * y) for x, y in who]
-    with pytest.raises(InputError, match=r"column 0 of the targets deviates by .*e-20 from its mean: give it in a smaller unit"):
+    with pytest.raises(
+        InputError,
+        match=r"column 0 of the targets deviates by .*e-20 from its mean: give it in a smaller unit",
+    ):
         fit(mlp(torch.float32, outputs=outputs), Clients.from_arrays(tiny))
 
 
 def test_a_single_example_has_no_deviation():
     who = Clients.from_arrays([(X[:1], X[:1, :2])])
-    assert fit(mlp(torch.float32, outputs=4), who, fraction=1.0).problem.likelihood.scale == (LEAST_DEVIATION, LEAST_DEVIATION)
+    assert fit(mlp(torch.float32, outputs=4), who, fraction=1.0).problem.likelihood.scale == (
+        LEAST_DEVIATION,
+        LEAST_DEVIATION,
+    )
 
 
 def test_one_target_has_plain_numbers():
@@ -328,16 +404,27 @@ def test_one_target_has_plain_numbers():
     y = torch.from_numpy(np.concatenate([x[:, 0] for x, _ in pairs]).astype(np.float32)).double()
     expected = GaussianRegression(1, centre=y.mean().item(), scale=y.std().item(), **CALM)
     for column in (0, slice(0, 1)):
-        run = fit(mlp(torch.float32, outputs=2), Clients.from_arrays([(x, x[:, column]) for x, _ in pairs]))
-        assert run.problem.likelihood == expected and isinstance(run.problem.likelihood.scale, float)
+        run = fit(
+            mlp(torch.float32, outputs=2),
+            Clients.from_arrays([(x, x[:, column]) for x, _ in pairs]),
+        )
+        assert run.problem.likelihood == expected and isinstance(
+            run.problem.likelihood.scale, float
+        )
 
 
 @pytest.mark.parametrize("outputs", [2, 4])
 def test_several_targets_survive_the_folder(outputs, tmp_path):
     model = mlp(torch.float32, outputs=outputs)
-    run = fit(model, Clients.from_arrays([(x, x[:, :2] * [1.0, 50.0]) for x, _ in arrays([30] * 4)]), out=tmp_path / "run")
+    run = fit(
+        model,
+        Clients.from_arrays([(x, x[:, :2] * [1.0, 50.0]) for x, _ in arrays([30] * 4)]),
+        out=tmp_path / "run",
+    )
     again = fedhb.load(tmp_path / "run", model=model)
-    assert again.problem.likelihood == run.problem.likelihood and isinstance(again.problem.likelihood.scale, tuple)
+    assert again.problem.likelihood == run.problem.likelihood and isinstance(
+        again.problem.likelihood.scale, tuple
+    )
     np.testing.assert_array_equal(again.predict(X), run.predict(X))
 
 
@@ -351,15 +438,31 @@ def rewritten(folder: Path, change: Any) -> None:
 
 def test_a_folder_with_one_scale_for_several_targets_is_loaded_and_nonsense_is_not(tmp_path):
     model = mlp(torch.float32, outputs=2)
-    fit(model, Clients.from_arrays([(x, x[:, :2]) for x, _ in arrays([30] * 4)]), out=tmp_path / "run")
+    fit(
+        model,
+        Clients.from_arrays([(x, x[:, :2]) for x, _ in arrays([30] * 4)]),
+        out=tmp_path / "run",
+    )
     before = {"num_targets": 2, "centre": 0.5, "scale": 2.0, "noise": 2.0}  # as runs had it once
     rewritten(tmp_path / "run", lambda record: record["likelihood"].update(settings=before))
     old = fedhb.load(tmp_path / "run", model=model)
     assert old.problem.likelihood == GaussianRegression(**before)
     assert old.predict(X).shape == (9, 2, 2)
-    for wrong in ({"scale": [1.0]}, {"scale": [1.0, 0.0]}, {"noise": ["a", "b"]}, {"centre": {}}, {"centre": [[1.0], [2.0]]}):
-        rewritten(tmp_path / "run", lambda record, wrong=wrong: record["likelihood"].update(settings=before | wrong))
-        with pytest.raises(InputError, match=rf"problem.json: no such likelihood \({next(iter(wrong))}=.*\): restore it"):
+    for wrong in (
+        {"scale": [1.0]},
+        {"scale": [1.0, 0.0]},
+        {"noise": ["a", "b"]},
+        {"centre": {}},
+        {"centre": [[1.0], [2.0]]},
+    ):
+        rewritten(
+            tmp_path / "run",
+            lambda record, wrong=wrong: record["likelihood"].update(settings=before | wrong),
+        )
+        with pytest.raises(
+            InputError,
+            match=rf"problem.json: no such likelihood \({next(iter(wrong))}=.*\): restore it",
+        ):
             fedhb.load(tmp_path / "run", model=model)
 
 
@@ -369,7 +472,10 @@ def test_a_folder_with_one_scale_for_several_targets_is_loaded_and_nonsense_is_n
 def images() -> tuple[Clients, Clients]:
     """Four clients with small images that are cropped and flipped in training, and a novel one."""
     rng = np.random.default_rng(0)
-    train, test = ([(rng.normal(size=(n, 1, 8, 8)), rng.integers(0, CLASSES, n)) for _ in range(5)] for n in (12, 9))
+    train, test = (
+        [(rng.normal(size=(n, 1, 8, 8)), rng.integers(0, CLASSES, n)) for _ in range(5)]
+        for n in (12, 9)
+    )
     who = Clients.from_arrays(train, test, num_classes=CLASSES)
     return replace(who, augment="crop-flip").hold_out(1, seed=0)
 
@@ -379,14 +485,20 @@ def test_a_client_personalises_as_the_evaluation_does_it(name, tmp_path):
     """With its inputs cropped and flipped too, also from the folder, and a model that is kept."""
     known, novel = images()
     model = fedhb.nets.mlp((1, 8, 8), CLASSES, hidden=7)
-    run = fit(model, known, build(name), holdout=novel, out=tmp_path / "run", lr=0.05, personal_lr=0.05)
+    run = fit(
+        model, known, build(name), holdout=novel, out=tmp_path / "run", lr=0.05, personal_lr=0.05
+    )
     (x, y), (x_test, y_test) = novel.train.examples(0), novel.test.examples(0)
     memory = run.algorithm.remember(run.problem, novel)
-    expected = run.algorithm.personalise(run.problem, run.state.server, novel, memory, run.personal_plan, run.rng)
+    expected = run.algorithm.personalise(
+        run.problem, run.state.server, novel, memory, run.personal_plan, run.rng
+    )
     for k, one in enumerate((run, fedhb.load(tmp_path / "run", model=model))):
         assert one.augment == "crop-flip"
         mine = one.personalise(x, y, client=int(novel.ids[0]))
-        assert torch.equal(mine.posterior.theta, expected.theta) and torch.equal(mine.posterior.head, expected.head)
+        assert torch.equal(mine.posterior.theta, expected.theta) and torch.equal(
+            mine.posterior.head, expected.head
+        )
         found = run.problem.likelihood.metrics(torch.from_numpy(mine.predict(x_test)), y_test)
         assert found == run.result["holdout"]["personalised"]
         save_personal(tmp_path / f"mine {k}", tmp_path / "run", mine)
@@ -407,7 +519,9 @@ def test_a_folder_says_how_inputs_are_varied(tmp_path):
             fedhb.load(tmp_path / "run", model=model)
     rewritten(tmp_path / "run", lambda record: record.pop("augment"))
     assert fedhb.load(tmp_path / "run", model=model).augment is None
-    rewritten(tmp_path / "run", lambda record: record.update(augment="crop-flip", input_shape=[64]))  # no images
+    rewritten(
+        tmp_path / "run", lambda record: record.update(augment="crop-flip", input_shape=[64])
+    )  # no images
     with pytest.raises(InputError, match="its 'augment'"):
         fedhb.load(tmp_path / "run", model=model)
     with pytest.raises(InputError, match="could not be loaded again"):
@@ -424,19 +538,31 @@ def test_holdout_clients_are_evaluated_and_never_trained_on():
     assert len(run.result["holdout"]["per_client"]["global_accuracy"]) == 2
     assert len(run.result["per_client"]["global_accuracy"]) == 4
     assert set(run.state.store.memories) == set(known.ids.tolist())
-    spoiled = replace(novel, train=replace(novel.train, x=novel.train.x + 5), test=replace(novel.test, x=novel.test.x + 5))
+    spoiled = replace(
+        novel,
+        train=replace(novel.train, x=novel.train.x + 5),
+        test=replace(novel.test, x=novel.test.x + 5),
+    )
     other = fit(None, known, fedhb.NIW(begin="last"), holdout=spoiled, fraction=1.0)
     assert torch.equal(other.state.server["m0"], run.state.server["m0"])
-    assert other.result["global"] == run.result["global"] and other.result["holdout"] != run.result["holdout"]
+    assert (
+        other.result["global"] == run.result["global"]
+        and other.result["holdout"] != run.result["holdout"]
+    )
     assert fit(None, known).result["holdout"] is None
 
 
-@pytest.mark.parametrize("name", ["niw-full", "niw-last", "mixture-three", "fedem-full", "fedpop-full", "fedbabu-body"])
+@pytest.mark.parametrize(
+    "name", ["niw-full", "niw-last", "mixture-three", "fedem-full", "fedpop-full", "fedbabu-body"]
+)
 def test_clients_without_test_examples_train_and_are_left_out_of_the_means(name, tmp_path):
     every = fit(None, clients(), CASES[name], fraction=1.0)
     tests: list[Any] = arrays([3] * 6, seed=1)
     tests[1] = tests[4] = ([], [])
-    who = replace(Clients.from_arrays(arrays(), tests, num_classes=CLASSES), server_inputs=clients().server_inputs)
+    who = replace(
+        Clients.from_arrays(arrays(), tests, num_classes=CLASSES),
+        server_inputs=clients().server_inputs,
+    )
     run = fit(None, who, CASES[name], fraction=1.0, out=tmp_path / "run")
     for key, value in run.state.server.items():
         assert torch.equal(value, every.state.server[key])
@@ -445,7 +571,9 @@ def test_clients_without_test_examples_train_and_are_left_out_of_the_means(name,
         assert kept[1] is None and kept[4] is None
         wanted = every.result["per_client"][f"{task}_accuracy"]
         assert [v for v in kept if v is not None] == [wanted[k] for k in (0, 2, 3, 5)]
-        assert run.result[task]["accuracy"] == pytest.approx(np.mean([wanted[k] for k in (0, 2, 3, 5)]))
+        assert run.result[task]["accuracy"] == pytest.approx(
+            np.mean([wanted[k] for k in (0, 2, 3, 5)])
+        )
     assert fedhb.load(tmp_path / "run", model=mlp(torch.float32)).result == run.result
 
 
@@ -463,7 +591,9 @@ def test_where_no_client_has_test_examples_it_is_known_before_training(tmp_path)
 def test_novel_clients_do_not_take_over_what_others_remember():
     """Memories belong to ids: a novel client 0 would begin with the model of the client 0 that trained."""
     who = clients()
-    with pytest.raises(InputError, match="client 0 trains and is held out: give the holdout clients ids"):
+    with pytest.raises(
+        InputError, match="client 0 trains and is held out: give the holdout clients ids"
+    ):
         fit(None, who, fedhb.LocalOnly(), holdout=clients())
     run = fit(None, who, fedhb.LocalOnly(), holdout=replace(who, ids=who.ids + 6), fraction=1.0)
     assert run.result["holdout"]["personalised"] != run.result["personalised"]
@@ -473,7 +603,12 @@ def test_ids_that_are_no_names_of_files_are_refused():
     for wrong in (-1, 10**18):
         with pytest.raises(InputError, match=f"id {wrong}: give whole numbers from 0"):
             Clients.from_arrays(arrays([5] * 3), ids=[0, wrong, 3])
-    run = fit(None, Clients.from_arrays(arrays([5] * 3), ids=[0, 10**18 - 1, 3]), fedhb.LocalOnly(), fraction=1.0)
+    run = fit(
+        None,
+        Clients.from_arrays(arrays([5] * 3), ids=[0, 10**18 - 1, 3]),
+        fedhb.LocalOnly(),
+        fraction=1.0,
+    )
     assert sorted(run.state.store.memories) == [0, 3, 10**18 - 1]
 
 
@@ -483,34 +618,66 @@ def test_a_module_that_normalises_by_the_batch_is_evaluated_client_by_client():
     def net(track):
         with seeded():
             norm = torch.nn.BatchNorm1d(5, track_running_stats=track)
-            return torch.nn.Sequential(torch.nn.Linear(FEATURES, 5), norm, torch.nn.Tanh(), torch.nn.Linear(5, CLASSES)).float()
+            return torch.nn.Sequential(
+                torch.nn.Linear(FEATURES, 5), norm, torch.nn.Tanh(), torch.nn.Linear(5, CLASSES)
+            ).float()
 
-    examples = [(x + 3 * k, y) for k, (x, y) in enumerate(arrays([12] * 4))]  # clients whose inputs lie apart
+    examples = [
+        (x + 3 * k, y) for k, (x, y) in enumerate(arrays([12] * 4))
+    ]  # clients whose inputs lie apart
     who = Clients.from_arrays(examples, examples)
     own, ours = fit(net(False), who), fit(net(True), who, batch_norm="batch")
     assert same_bits(own.state.server, ours.state.server)
-    assert own.result["global"] == ours.result["global"] and own.result["personalised"] == ours.result["personalised"]
+    assert (
+        own.result["global"] == ours.result["global"]
+        and own.result["personalised"] == ours.result["personalised"]
+    )
     for k in range(4):
         alone = own.evaluate(who.select([k]))
         assert alone["global"]["accuracy"] == own.result["per_client"]["global_accuracy"][k]
-    many = np.concatenate([x for x, _ in examples] * 100)  # more than are predicted at once elsewhere
+    many = np.concatenate(
+        [x for x, _ in examples] * 100
+    )  # more than are predicted at once elsewhere
     assert np.array_equal(own.predict(many), ours.predict(many))
 
 
 @pytest.mark.parametrize("batch_norm", ["running", "batch"])
 def test_single_examples_under_batch_norm_are_refused_before_the_first_round(batch_norm, tmp_path):
     some, tests = arrays([9, 9, 9]), arrays([4, 1, 4], seed=1)
-    one = Clients.from_arrays([some[0], (some[1][0][:1], some[1][1][:1]), some[2]], arrays([4] * 3, seed=1))
-    with pytest.raises(InputError, match="client 1 has a single example, and batch norm cannot train on one"):
-        fit(batch_norm_net(torch.float32), one, batch_norm=batch_norm, fraction=0.1, out=tmp_path / "run")
+    one = Clients.from_arrays(
+        [some[0], (some[1][0][:1], some[1][1][:1]), some[2]], arrays([4] * 3, seed=1)
+    )
+    with pytest.raises(
+        InputError, match="client 1 has a single example, and batch norm cannot train on one"
+    ):
+        fit(
+            batch_norm_net(torch.float32),
+            one,
+            batch_norm=batch_norm,
+            fraction=0.1,
+            out=tmp_path / "run",
+        )
     assert not (tmp_path / "run" / "rounds.jsonl").exists()
     few = Clients.from_arrays(some, tests)
     if batch_norm == "running":
-        assert fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm).result["global"]["accuracy"] >= 0
+        assert (
+            fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm).result["global"][
+                "accuracy"
+            ]
+            >= 0
+        )
         return
-    with pytest.raises(InputError, match="client 1 has a single test example, and this network normalises by the batch"):
+    with pytest.raises(
+        InputError,
+        match="client 1 has a single test example, and this network normalises by the batch",
+    ):
         fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm)
-    assert fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm, evaluate_on=None).result["global"] is None
+    assert (
+        fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm, evaluate_on=None).result[
+            "global"
+        ]
+        is None
+    )
 
 
 def test_a_global_model_that_predicts_nan_is_divergence():
@@ -533,17 +700,26 @@ def test_a_prior_that_shortens_weights_warns_of_running_statistics(algorithm):
 def test_the_numbers_are_means_over_clients():
     run = fit()
     for task in ("global", "personalised"):
-        assert run.result[task]["accuracy"] == pytest.approx(np.mean(run.result["per_client"][f"{task}_accuracy"]))
+        assert run.result[task]["accuracy"] == pytest.approx(
+            np.mean(run.result["per_client"][f"{task}_accuracy"])
+        )
     p = run.predict(np.concatenate([x for x, _ in arrays([3] * 6, seed=1)]))
     right = p.argmax(1) == np.concatenate([y for _, y in arrays([3] * 6, seed=1)])
-    np.testing.assert_allclose(right.reshape(6, 3).mean(1), run.result["per_client"]["global_accuracy"])
+    np.testing.assert_allclose(
+        right.reshape(6, 3).mean(1), run.result["per_client"]["global_accuracy"]
+    )
 
 
 def test_validation_numbers_never_touch_a_test_example(monkeypatch):
     """Test inputs that are NaN and labels out of range would show in any number they enter; nothing even gathers them."""
     who = clients([9] * 6).with_validation(0.3, seed=0)
     clean = fit(None, who, evaluate_on="validation")
-    poison = Share(torch.full_like(who.test.x, math.nan), torch.full_like(who.test.y, 10**6), who.test.rows, who.test.offsets)
+    poison = Share(
+        torch.full_like(who.test.x, math.nan),
+        torch.full_like(who.test.y, 10**6),
+        who.test.rows,
+        who.test.offsets,
+    )
     gather = Share.examples
 
     def watched(self: Share, k: int, most: int | None = None) -> Any:
@@ -551,7 +727,12 @@ def test_validation_numbers_never_touch_a_test_example(monkeypatch):
         return gather(self, k, most)
 
     monkeypatch.setattr(Share, "examples", watched)
-    run = fit(None, replace(who, test=poison), evaluate_on="validation", holdout=replace(who, ids=who.ids + 6, test=poison))
+    run = fit(
+        None,
+        replace(who, test=poison),
+        evaluate_on="validation",
+        holdout=replace(who, ids=who.ids + 6, test=poison),
+    )
     assert run.result["split"] == "validation"
     for key in ("global", "personalised", "per_client"):
         assert run.result[key] == clean.result[key]
@@ -565,18 +746,28 @@ def test_validation_examples_are_not_trained_on():
     held = who.validation.rows
     spoiled = who.train.x.clone()
     spoiled[held] += 100.0
-    other = replace(who, train=replace(who.train, x=spoiled), validation=replace(who.validation, x=spoiled))
+    other = replace(
+        who, train=replace(who.train, x=spoiled), validation=replace(who.validation, x=spoiled)
+    )
     second = fit(None, other, evaluate_on="validation")
     assert torch.equal(first.state.server["m0"], second.state.server["m0"])
     assert first.result["global"] != second.result["global"]
 
 
 def test_fit_takes_the_algorithms_own_training(monkeypatch):
-    monkeypatch.setattr(fedhb.FedBABU, "training", {"lr": 0.02, "momentum": 0.5, "personal_lr": 0.3, "personal_epochs": 2})
+    monkeypatch.setattr(
+        fedhb.FedBABU,
+        "training",
+        {"lr": 0.02, "momentum": 0.5, "personal_lr": 0.3, "personal_epochs": 2},
+    )
     values = {"lr": None, "momentum": None, "personal_lr": None, "personal_epochs": None}
     own = fit(None, None, fedhb.FedBABU(), **values)
     assert own.records[0]["lr"] == 0.02
-    assert (own.personal_plan.lr, own.personal_plan.epochs, own.personal_plan.momentum) == (0.3, 2, 0.5)
+    assert (own.personal_plan.lr, own.personal_plan.epochs, own.personal_plan.momentum) == (
+        0.3,
+        2,
+        0.5,
+    )
     given = fit(None, None, fedhb.FedBABU(), **fedhb.FedBABU.training)
     assert torch.equal(own.state.server["theta"], given.state.server["theta"])
     assert fit(None, None, fedhb.FedBABU(), **values | {"lr": 0.04}).records[0]["lr"] == 0.04
@@ -584,7 +775,9 @@ def test_fit_takes_the_algorithms_own_training(monkeypatch):
 
 def test_no_evaluation(tmp_path):
     result = fit(evaluate_on=None, out=tmp_path / "run").result
-    assert result["global"] is None and result["personalised"] is None and result["per_client"] is None
+    assert (
+        result["global"] is None and result["personalised"] is None and result["per_client"] is None
+    )
     without = Clients.from_arrays(arrays(), num_classes=CLASSES)
     assert fit(None, without).result["global"] is None
 
@@ -597,10 +790,30 @@ def test_the_result_has_the_keys_that_were_promised(tmp_path):
     run = fit(None, known, holdout=novel, out=tmp_path / "run", seed=5)
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result == run.result
-    promised = {"algorithm", "dataset", "seed", "rounds", "global", "personalised", "holdout", "per_client", "communication"}
+    promised = {
+        "algorithm",
+        "dataset",
+        "seed",
+        "rounds",
+        "global",
+        "personalised",
+        "holdout",
+        "per_client",
+        "communication",
+    }
     assert set(result) == promised | {"data", "executor", "seconds", "split"}
-    assert (result["algorithm"], result["dataset"], result["seed"], result["rounds"]) == ("niw", "arrays", 5, 3)
-    for metrics in (result["global"], result["personalised"], result["holdout"]["global"], result["holdout"]["personalised"]):
+    assert (result["algorithm"], result["dataset"], result["seed"], result["rounds"]) == (
+        "niw",
+        "arrays",
+        5,
+        3,
+    )
+    for metrics in (
+        result["global"],
+        result["personalised"],
+        result["holdout"]["global"],
+        result["holdout"]["personalised"],
+    ):
         assert list(metrics) == ["accuracy", "nll", "brier", "ece"]
         assert all(0 <= metrics[key] <= 1 for key in ("accuracy", "ece")) and metrics["nll"] > 0
     assert result["per_client"].keys() == {"client", "global_accuracy", "personalised_accuracy"}
@@ -626,8 +839,20 @@ def test_a_folder_holds_what_was_promised(tmp_path):
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert lines == run.records and [line["round"] for line in lines] == [1, 2, 3]
     for line in lines:
-        assert {"round", "lr", "clients", "loss", "score", "down_bytes", "up_bytes", "seconds"} <= line.keys()
-    assert {p.suffix for p in (out / "checkpoint").rglob("*") if p.is_file()} == {".json", ".safetensors"}
+        assert {
+            "round",
+            "lr",
+            "clients",
+            "loss",
+            "score",
+            "down_bytes",
+            "up_bytes",
+            "seconds",
+        } <= line.keys()
+    assert {p.suffix for p in (out / "checkpoint").rglob("*") if p.is_file()} == {
+        ".json",
+        ".safetensors",
+    }
 
 
 def test_a_finished_run_that_is_asked_for_other_numbers_is_evaluated_again(tmp_path):
@@ -636,14 +861,21 @@ def test_a_finished_run_that_is_asked_for_other_numbers_is_evaluated_again(tmp_p
     out = tmp_path / "run"
     first = fit(None, known, out=out, evaluate_on=None)
     assert first.result["global"] is None
-    changes: list[dict[str, Any]] = [{}, {"personal_lr": 0.3}, {"personal_epochs": 4}, {"holdout": novel}]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"personal_lr": 0.3},
+        {"personal_epochs": 4},
+        {"holdout": novel},
+    ]
     for change in changes:
         found = fit(None, known, out=out, resume=True, **change).result
         fresh = fit(None, known, **change).result
         for key in ("global", "personalised", "holdout", "per_client", "split"):
             assert found[key] == fresh[key], (change, key)
         written = (out / "result.json").read_bytes()
-        assert fit(None, known, out=out, resume=True, **change).result == found == json.loads(written)
+        assert (
+            fit(None, known, out=out, resume=True, **change).result == found == json.loads(written)
+        )
         assert (out / "result.json").read_bytes() == written, "nothing was done"
     other = replace(known, test=replace(known.test, x=known.test.x + 1.0))
     assert fit(None, other, out=out, resume=True, holdout=novel).result["global"] != found["global"]
@@ -669,7 +901,9 @@ def test_an_algorithm_of_ones_own_with_any_settings_is_loaded_and_described(tmp_
     np.testing.assert_array_equal(loaded.predict(X), run.predict(X))
     own = tomllib.loads((tmp_path / "run/settings.toml").read_text())["mine"]
     assert own["layers"] == [1, 2] and own["note"] == 'a "word"' and "cap" not in own
-    with pytest.raises(InputError, match=r"was trained with mine.note='a \"word\"', not with 'another'"):
+    with pytest.raises(
+        InputError, match=r"was trained with mine.note='a \"word\"', not with 'another'"
+    ):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine(note="another"))
 
 
@@ -701,7 +935,10 @@ def test_nothing_that_clients_hold_is_printed():
     assert repr(who) == "<arrays: 2 clients with 2 to 4 training examples, inputs 2, 2 classes>"
     run = fedhb.fit(nn.Linear(2, 2), who, head="", rounds=1, progress=False)
     mine = run.personalise(x, y)
-    assert repr(run) == "<niw after 1 rounds with 2 clients, seed 0>" and repr(mine) == "<a personal model of inputs 2>"
+    assert (
+        repr(run) == "<niw after 1 rounds with 2 clients, seed 0>"
+        and repr(mine) == "<a personal model of inputs 2>"
+    )
 
 
 def test_every_name_is_completed():
@@ -713,13 +950,18 @@ def test_a_round_says_what_json_cannot_hold(tmp_path):
         def on_round(self, record: dict[str, Any], state: Any) -> None:
             record["norm"] = torch.ones(1)
 
-    with pytest.raises(InputError, match="a round's record has 'norm' of type Tensor, which JSON cannot hold"):
+    with pytest.raises(
+        InputError, match="a round's record has 'norm' of type Tensor, which JSON cannot hold"
+    ):
         fit(out=tmp_path / "run", callbacks=[Adds()])
 
 
 def test_a_folder_of_runs_is_no_run(tmp_path):
     fit(None, None, fedhb.FedAvg(), out=tmp_path / "several/fedavg-seed0")
-    with pytest.raises(InputError, match=r"several holds no run .* there are runs in it, such as .*fedavg-seed0: give one"):
+    with pytest.raises(
+        InputError,
+        match=r"several holds no run .* there are runs in it, such as .*fedavg-seed0: give one",
+    ):
         fedhb.load(tmp_path / "several")
     (tmp_path / "file.npz").write_bytes(b"")
     with pytest.raises(InputError, match=r"file.npz holds no run"):
@@ -729,22 +971,39 @@ def test_a_folder_of_runs_is_no_run(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "options", "says"),
     [
-        (fedhb.Mixture(patience=10_001), {}, "patience=10001: give a number of at least 0 and at most 10000"),
+        (
+            fedhb.Mixture(patience=10_001),
+            {},
+            "patience=10001: give a number of at least 0 and at most 10000",
+        ),
         (fedhb.NIW(), {"seed": 2**53 + 1}, "seed=9007199254740993: give at most"),
         (fedhb.NIW(), {"batch_size": 10**30}, "give at most"),
     ],
 )
-def test_what_could_not_be_loaded_again_is_refused_before_training(tmp_path, algorithm, options, says):
+def test_what_could_not_be_loaded_again_is_refused_before_training(
+    tmp_path, algorithm, options, says
+):
     with pytest.raises(InputError, match=says):
         fit(None, None, algorithm, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
 
 def test_numbers_of_numpy_are_kept_as_numbers(tmp_path):
-    options = {"rounds": np.int64(2), "lr": np.float64(0.05), "momentum": np.float32(0.5), "seed": np.int64(3)}
+    options = {
+        "rounds": np.int64(2),
+        "lr": np.float64(0.05),
+        "momentum": np.float32(0.5),
+        "seed": np.int64(3),
+    }
     run = fit(None, None, fedhb.FedProx(mu=np.float64(0.1)), out=tmp_path / "run", **options)
     kept = tomllib.loads((tmp_path / "run/settings.toml").read_text())
-    assert (kept["rounds"], kept["lr"], kept["momentum"], kept["seed"], kept["fedprox"]["mu"]) == (2, 0.05, 0.5, 3, 0.1)
+    assert (kept["rounds"], kept["lr"], kept["momentum"], kept["seed"], kept["fedprox"]["mu"]) == (
+        2,
+        0.05,
+        0.5,
+        3,
+        0.1,
+    )
     plain = {"rounds": 2, "lr": 0.05, "momentum": 0.5, "seed": 3}
     again = fit(None, None, fedhb.FedProx(mu=0.1), out=tmp_path / "run", resume=True, **plain)
     assert again.result == run.result  # the same run, not another
@@ -760,7 +1019,10 @@ def test_settings_of_an_algorithm_of_ones_own_have_no_bounds_of_ours(tmp_path):
         buffer: int = 50_000
 
     run = fit(None, None, Mine(), out=tmp_path / "run")
-    assert fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine()).result == run.result
+    assert (
+        fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine()).result
+        == run.result
+    )
 
 
 @pytest.mark.parametrize(
@@ -771,7 +1033,10 @@ def test_settings_of_an_algorithm_of_ones_own_have_no_bounds_of_ours(tmp_path):
         (fedhb.NIW(dof="half"), "niw.dof='half': choose full or per_coordinate or per_layer"),  # type: ignore[arg-type]
         (fedhb.NIW(begin="nearest"), "niw.begin='nearest': choose global or last"),
         (fedhb.Mixture(sigma2=0.0), "mixture.sigma2=0.0: give a positive number"),
-        (fedhb.FedPA(burn_in=1.5), "fedpa.burn_in=1.5: give a number of at least 0.0 and at most 1.0"),
+        (
+            fedhb.FedPA(burn_in=1.5),
+            "fedpa.burn_in=1.5: give a number of at least 0.0 and at most 1.0",
+        ),
         (fedhb.FedProx(mu=math.nan), "fedprox.mu=nan: give a number of at least 0.0"),
     ],
 )
@@ -786,7 +1051,10 @@ def test_a_run_is_not_resumed_on_inputs_that_were_changed(split, tmp_path):
     digits = fedhb.data.load("digits")
     examples = getattr(digits, split)
     turned = replace(digits, **{split: replace(examples, x=examples.x[..., ::-1].copy())})
-    before, after = (fedhb.partition.shards(d, num_clients=4, shards_per_client=5, seed=0) for d in (digits, turned))
+    before, after = (
+        fedhb.partition.shards(d, num_clients=4, shards_per_client=5, seed=0)
+        for d in (digits, turned)
+    )
     net = fedhb.nets.mlp((1, 8, 8), 10)
     options = {"rounds": 2, "out": tmp_path / "run"}
     first = fit(net, before, fedhb.FedAvg(), **options)
@@ -820,16 +1088,30 @@ def test_inputs_of_every_kind_are_taken():
             np.testing.assert_array_equal(run.predict(given), expected)
         np.testing.assert_allclose(run.predict(x.bfloat16()), expected, atol=0.02)
         images = np.random.default_rng(0).integers(0, 256, (4, FEATURES), dtype=np.uint8)
-        np.testing.assert_array_equal(run.predict(images[:, ::-1]), run.predict(images[:, ::-1].copy()))
+        np.testing.assert_array_equal(
+            run.predict(images[:, ::-1]), run.predict(images[:, ::-1].copy())
+        )
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda run: fedhb.fit(mlp(torch.float32), [(X, X)]), r"clients is a list: give fedhb.Clients"),
-        (lambda run: run.evaluate(clients(), "tset"), r"split='tset': give one that the clients have"),
-        (lambda run: run.evaluate(clients(), "validation"), r"split='validation': give one that the clients have"),
-        (lambda run: run.personalise(*arrays()[0], epochs=1.5), r"epochs=1.5: give a positive whole number"),
+        (
+            lambda run: fedhb.fit(mlp(torch.float32), [(X, X)]),
+            r"clients is a list: give fedhb.Clients",
+        ),
+        (
+            lambda run: run.evaluate(clients(), "tset"),
+            r"split='tset': give one that the clients have",
+        ),
+        (
+            lambda run: run.evaluate(clients(), "validation"),
+            r"split='validation': give one that the clients have",
+        ),
+        (
+            lambda run: run.personalise(*arrays()[0], epochs=1.5),
+            r"epochs=1.5: give a positive whole number",
+        ),
     ],
 )
 def test_what_makes_no_sense_at_the_front_door_is_told(call, says):
@@ -839,15 +1121,22 @@ def test_what_makes_no_sense_at_the_front_door_is_told(call, says):
 
 def test_whole_epochs_may_be_of_any_type():
     run, (x, y) = fit(), arrays()[0]
-    np.testing.assert_array_equal(run.personalise(x, y, epochs=2.0).predict(X), run.personalise(x, y, epochs=2).predict(X))
+    np.testing.assert_array_equal(
+        run.personalise(x, y, epochs=2.0).predict(X), run.personalise(x, y, epochs=2).predict(X)
+    )
 
 
 def test_a_run_is_not_loaded_with_another_module(tmp_path):
     """As many weights are not the same network: other functions between them, or other layers."""
     net = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     run = fit(net, out=tmp_path / "run")
-    np.testing.assert_array_equal(fedhb.load(tmp_path / "run", model=net).predict(X), run.predict(X))
-    others = [nn.Sequential(net[0], nn.Tanh(), net[2]), nn.Sequential(net[0], nn.ReLU(), Twice(net[2]))]
+    np.testing.assert_array_equal(
+        fedhb.load(tmp_path / "run", model=net).predict(X), run.predict(X)
+    )
+    others = [
+        nn.Sequential(net[0], nn.Tanh(), net[2]),
+        nn.Sequential(net[0], nn.ReLU(), Twice(net[2])),
+    ]
     for other in others:
         with pytest.raises(InputError, match="was trained with another module"):
             fedhb.load(tmp_path / "run", model=other)
@@ -857,7 +1146,9 @@ def test_a_run_is_not_loaded_with_another_module(tmp_path):
 def test_a_probe_that_makes_no_sense_is_refused(probe, tmp_path):
     fit(out=tmp_path / "run")
     path = tmp_path / "run/problem.json"
-    record = {key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"}
+    record = {
+        key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"
+    }
     path.write_bytes(sealed(record | {"probe": probe}))
     with pytest.raises(InputError, match=r"another module|'probe'"):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32))
@@ -881,7 +1172,9 @@ def test_a_subclass_without_a_name_of_its_own_is_not_taken_for_the_built_in(tmp_
             return p / p.sum(-1, keepdim=True)
 
     run = fit(None, None, Tempered(), out=tmp_path / "run")
-    with pytest.raises(InputError, match=r"Tempered, which is your own: give it, load\(path, algorithm"):
+    with pytest.raises(
+        InputError, match=r"Tempered, which is your own: give it, load\(path, algorithm"
+    ):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32))
     again = fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Tempered())
     np.testing.assert_array_equal(again.predict(X), run.predict(X))
@@ -890,7 +1183,11 @@ def test_a_subclass_without_a_name_of_its_own_is_not_taken_for_the_built_in(tmp_
 def test_a_personal_model_is_kept_with_its_own_run_alone(tmp_path):
     pairs = arrays([20] * 4)
     one, two = (
-        fit(who=Clients.from_arrays([(k * x, y) for x, y in pairs], standardise=True), out=tmp_path / str(k)) for k in (1, 2)
+        fit(
+            who=Clients.from_arrays([(k * x, y) for x, y in pairs], standardise=True),
+            out=tmp_path / str(k),
+        )
+        for k in (1, 2)
     )
     with pytest.raises(InputError, match="2 is not the run that this model comes from"):
         save_personal(tmp_path / "mine", tmp_path / "2", one.personalise(*pairs[0]))
@@ -908,7 +1205,9 @@ def test_the_head_is_what_runs_last_or_is_named():
             found: torch.Tensor = self.out(self.body(x))
             return found
 
-    with pytest.raises(InputError, match=r"is 'body.0', but 'out' runs last: say which is the head, head='out'"):
+    with pytest.raises(
+        InputError, match=r"is 'body.0', but 'out' runs last: say which is the head, head='out'"
+    ):
         fit(Backwards())
     assert fit(Backwards(), head="out").problem.network.head_name == "out"
 
@@ -917,7 +1216,11 @@ def test_weights_that_the_outputs_do_not_need_stay_as_they_are():
     class Spare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.spare, self.body, self.out = nn.Linear(3, 3), nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
+            self.spare, self.body, self.out = (
+                nn.Linear(3, 3),
+                nn.Linear(FEATURES, 16),
+                nn.Linear(16, CLASSES),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = self.out(torch.tanh(self.body(x)))
@@ -943,7 +1246,9 @@ class Recurrent(nn.Module):
 
 
 def test_a_model_that_may_not_be_meant_so_is_warned_of():
-    softmax = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES), nn.Softmax(-1))
+    softmax = nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES), nn.Softmax(-1)
+    )
     for net, says in ((softmax, "leave out its softmax"), (Recurrent(), "batch_first=True")):
         with pytest.warns(UserWarning, match=says):
             fit(net)
@@ -951,9 +1256,20 @@ def test_a_model_that_may_not_be_meant_so_is_warned_of():
 
 def test_holdout_clients_are_like_those_that_train():
     others: list[tuple[Any, str]] = [
-        (Clients.from_arrays([(np.zeros((4, FEATURES + 1)), np.array([0, 1, 0, 1]))] * 2), "inputs of shape"),
-        (Clients.from_arrays([(np.zeros((4, FEATURES)), np.array([0.5, 1, 0, 1]))] * 2), "other targets"),
-        (Clients.from_arrays([(np.zeros((4, FEATURES)), np.arange(4))] * 2, num_classes=CLASSES + 5), "classes"),
+        (
+            Clients.from_arrays([(np.zeros((4, FEATURES + 1)), np.array([0, 1, 0, 1]))] * 2),
+            "inputs of shape",
+        ),
+        (
+            Clients.from_arrays([(np.zeros((4, FEATURES)), np.array([0.5, 1, 0, 1]))] * 2),
+            "other targets",
+        ),
+        (
+            Clients.from_arrays(
+                [(np.zeros((4, FEATURES)), np.arange(4))] * 2, num_classes=CLASSES + 5
+            ),
+            "classes",
+        ),
     ]
     for who, says in others:
         who = replace(who, ids=who.ids + 100)
@@ -982,7 +1298,10 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 def test_from_arrays_to_a_prediction():
     """The README's way: one (x, y) pair per client, images as they are stored."""
     rng = np.random.default_rng(0)
-    pairs = [(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8), rng.integers(0, 4, 6)) for _ in range(3)]
+    pairs = [
+        (rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8), rng.integers(0, 4, 6))
+        for _ in range(3)
+    ]
     who = Clients.from_arrays(pairs, pairs, num_classes=4, standardise=True, ids=[7, 3, 5])
     run = fit(fedhb.nets.convnet((1, 8, 8), 4), who, fedhb.NIW(begin="last"), fraction=1.0)
     assert run.predict(pairs[0][0]).shape == (6, 4)
@@ -994,19 +1313,36 @@ def test_clients_train_and_personalise_as_they_were_told():
     plans: dict[str, list[Any]] = {"train": [], "personalise": []}
 
     class Spy(fedhb.FedBABU):
-        def local_update(self, problem: Any, received: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
+        def local_update(
+            self, problem: Any, received: Any, clients: Any, memory: Any, plan: Any, rng: Any
+        ) -> Any:
             plans["train"].append(plan)
             return super().local_update(problem, received, clients, memory, plan, rng)
 
-        def personalise(self, problem: Any, server: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
+        def personalise(
+            self, problem: Any, server: Any, clients: Any, memory: Any, plan: Any, rng: Any
+        ) -> Any:
             plans["personalise"].append(plan)
             return super().personalise(problem, server, clients, memory, plan, rng)
 
-    options = {"lr": 0.2, "momentum": 0.5, "local_epochs": 2, "batch_size": 3, "personal_lr": 0.01, "personal_epochs": 4}
+    options = {
+        "lr": 0.2,
+        "momentum": 0.5,
+        "local_epochs": 2,
+        "batch_size": 3,
+        "personal_lr": 0.01,
+        "personal_epochs": 4,
+    }
     run = fit(None, None, Spy(), rounds=8, **options)
     rates = [0.2] * 4 + [0.02] * 2 + [0.002] * 2
-    assert [plan.lr for plan in plans["train"]] == pytest.approx(rates) == [record["lr"] for record in run.records]
-    assert {(p.epochs, p.batch_size, p.momentum, p.train_head) for p in plans["train"]} == {(2, 3, 0.5, False)}
+    assert (
+        [plan.lr for plan in plans["train"]]
+        == pytest.approx(rates)
+        == [record["lr"] for record in run.records]
+    )
+    assert {(p.epochs, p.batch_size, p.momentum, p.train_head) for p in plans["train"]} == {
+        (2, 3, 0.5, False)
+    }
     assert set(plans["personalise"]) == {Plan(4, 3, 0.01, 0.5, True)}
     plans["train"].clear()
     fit(None, None, Spy(update="full"), rounds=1)

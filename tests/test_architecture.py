@@ -68,23 +68,41 @@ def test_imports_point_one_way(file):
             other = module.split(".")[1]
             if other == "__version__":
                 continue
-            assert LEVEL[other] <= LEVEL[own], f"{file}:{line} imports {module}, which comes after it"
+            assert LEVEL[other] <= LEVEL[own], (
+                f"{file}:{line} imports {module}, which comes after it"
+            )
 
 
 def test_the_check_sees_imports(tmp_path):
     """The parser of this file finds imports of every form."""
     path = tmp_path / "module.py"
-    path.write_text("import os.path\nfrom fedhb import cli, data\ndef f():\n    from fedhb.engine import loop\n")
-    assert sorted(name for name, _ in imports(path)) == ["fedhb.cli", "fedhb.data", "fedhb.engine", "os.path"]
+    path.write_text(
+        "import os.path\nfrom fedhb import cli, data\ndef f():\n    from fedhb.engine import loop\n"
+    )
+    assert sorted(name for name, _ in imports(path)) == [
+        "fedhb.cli",
+        "fedhb.data",
+        "fedhb.engine",
+        "os.path",
+    ]
 
 
 def test_no_cycles_between_modules():
     """Within a layer too: the modules of the package can be put in an order."""
-    names = {"fedhb." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): file for file in FILES}
-    top = {name: [n for n in top_level(FILES[file]) if n in names] for name, file in names.items() if file != "__init__.py"}
+    names = {
+        "fedhb." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): file
+        for file in FILES
+    }
+    top = {
+        name: [n for n in top_level(FILES[file]) if n in names]
+        for name, file in names.items()
+        if file != "__init__.py"
+    }
     done: set[str] = set()
     while len(done) < len(top):
-        ready = [name for name, needs in top.items() if name not in done and done >= set(needs) - {name}]
+        ready = [
+            name for name, needs in top.items() if name not in done and done >= set(needs) - {name}
+        ]
         assert ready, f"a cycle among {sorted(set(top) - done)}"
         done.update(ready)
 
@@ -123,36 +141,61 @@ def test_algorithms_know_nothing_of_engines_files_devices_or_logging(file):
     for module, line in imports(FILES[file]):
         first, *rest = module.split(".")
         assert first not in OUTSIDE, f"{file}:{line} imports {module}"
-        assert first != "fedhb" or not rest or rest[0] not in ("data", "files"), f"{file}:{line} imports {module}"
+        assert first != "fedhb" or not rest or rest[0] not in ("data", "files"), (
+            f"{file}:{line} imports {module}"
+        )
     for node in ast.walk(tree(FILES[file])):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"open", "print", "input"}, f"{file}:{node.lineno}"
         if isinstance(node, ast.Attribute):
-            assert node.attr not in {"cuda", "is_available", "manual_seed", "set_num_threads"}, f"{file}:{node.lineno}"
+            assert node.attr not in {"cuda", "is_available", "manual_seed", "set_num_threads"}, (
+                f"{file}:{node.lineno}"
+            )
 
 
 def test_distributions_know_nothing_of_federated_learning():
     words = {"client", "clients", "server", "round", "rounds", "cohort", "federation"}
     for node in ast.walk(tree(ROOT / "distributions.py")):
-        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else None
+        name = (
+            node.id
+            if isinstance(node, ast.Name)
+            else node.arg
+            if isinstance(node, ast.arg)
+            else None
+        )
         assert name not in words, f"distributions.py:{getattr(node, 'lineno', 0)}: {name}"
-    assert {m for m, _ in imports(ROOT / "distributions.py") if m.startswith("fedhb.")} <= {"fedhb.errors"}
+    assert {m for m, _ in imports(ROOT / "distributions.py") if m.startswith("fedhb.")} <= {
+        "fedhb.errors"
+    }
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_nothing_is_ever_unpickled(file):
     for module, line in imports(FILES[file]):
-        assert module.split(".")[0] not in {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}, f"{file}:{line}"
+        assert module.split(".")[0] not in {
+            "pickle",
+            "cPickle",
+            "dill",
+            "joblib",
+            "shelve",
+            "marshal",
+        }, f"{file}:{line}"
     for node in ast.walk(tree(FILES[file])):
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
-        assert called not in {"torch.load", "torch.save", "eval", "exec"}, f"{file}:{node.lineno}: {called}"
+        assert called not in {"torch.load", "torch.save", "eval", "exec"}, (
+            f"{file}:{node.lineno}: {called}"
+        )
         for keyword in node.keywords:
             if keyword.arg == "allow_pickle":
-                assert isinstance(keyword.value, ast.Constant) and keyword.value.value is False, f"{file}:{node.lineno}"
+                assert isinstance(keyword.value, ast.Constant) and keyword.value.value is False, (
+                    f"{file}:{node.lineno}"
+                )
         if called in {"np.load", "numpy.load"}:
-            assert any(keyword.arg == "allow_pickle" for keyword in node.keywords), f"{file}:{node.lineno}"
+            assert any(keyword.arg == "allow_pickle" for keyword in node.keywords), (
+                f"{file}:{node.lineno}"
+            )
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -161,7 +204,9 @@ def test_nobody_touches_the_global_random_state(file):
     for node in ast.walk(tree(FILES[file])):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            assert called not in {"np.random.seed", "numpy.random.seed", "random.seed"}, f"{file}:{node.lineno}"
+            assert called not in {"np.random.seed", "numpy.random.seed", "random.seed"}, (
+                f"{file}:{node.lineno}"
+            )
             if called == "torch.manual_seed":
                 guarded = [
                     w

@@ -21,11 +21,30 @@ from fedhb_paper.bench import flower_peer, machine, measure, side_by_side, w1, w
 from fedhb_paper.bench.bench_task import Task
 from fedhb_paper.bench.ours import Ours
 from fedhb_paper.bench.peers import Handwritten, PlainProcesses, PlainTorch, agreement
-from fedhb_paper.bench.processes import PeakMemory, Team, apart, own_processes, resident_bytes, shared_floats
+from fedhb_paper.bench.processes import (
+    PeakMemory,
+    Team,
+    apart,
+    own_processes,
+    resident_bytes,
+    shared_floats,
+)
 
-MLP = Task("mlp", (12,), num_clients=6, examples=20, per_round=3, batch_size=8, options={"hidden": 5})
-MOBILENET = Task("mobilenet", (3, 16, 16), 3, examples=6, per_round=2, batch_size=3, options={"width": 0.125})
-CONTENDERS = {"plain_torch_1", "plain_torch_best", "handwritten", "fedavg", "fedbabu", "niw", "mixture"}
+MLP = Task(
+    "mlp", (12,), num_clients=6, examples=20, per_round=3, batch_size=8, options={"hidden": 5}
+)
+MOBILENET = Task(
+    "mobilenet", (3, 16, 16), 3, examples=6, per_round=2, batch_size=3, options={"width": 0.125}
+)
+CONTENDERS = {
+    "plain_torch_1",
+    "plain_torch_best",
+    "handwritten",
+    "fedavg",
+    "fedbabu",
+    "niw",
+    "mixture",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +61,9 @@ def bench(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(w1, "SIZE", MLP)
     monkeypatch.setattr(w2, "SIZE", replace(MOBILENET, examples=3))
     monkeypatch.setattr(w3, "SIZE", w3.Size(width=0.125, counts=(2, 3)))
-    monkeypatch.setattr(w4, "SIZE", w4.Size(populations=(10, 40), per_round=4, examples=5, pool=50, features=6))
+    monkeypatch.setattr(
+        w4, "SIZE", w4.Size(populations=(10, 40), per_round=4, examples=5, pool=50, features=6)
+    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for module in (side_by_side, w1):  # two threads on a busy machine wait for each other
         monkeypatch.setattr(module, "cores", lambda: 1)
@@ -70,7 +91,9 @@ def test_all_works_and_their_results(bench, tmp_path):
         work = results[name]
         assert set(work["ratio"]) == set(work["spread"]) == CONTENDERS
         for contender in CONTENDERS:
-            assert work["ratio"][contender] == pytest.approx(work["plain_torch_1"] / work[contender])
+            assert work["ratio"][contender] == pytest.approx(
+                work["plain_torch_1"] / work[contender]
+            )
         assert work["niw_over_fedbabu"]["ratio"] == pytest.approx(work["niw"] / work["fedbabu"])
         assert len(work["mixture_over_fedbabu"]["quartiles"]) == 2
     assert list(results["W1"]["algorithms"]) == list(ALGORITHMS)
@@ -79,7 +102,9 @@ def test_all_works_and_their_results(bench, tmp_path):
     for name in ("fedavg", "niw", "mixture"):
         assert set(results["W3"][name]) == set(results["W3"]["peak_bytes"][name]) == {"2", "3"}
         one_pass = 3 * results["W3"]["upload_bytes"][name] / results["W3"]["bandwidth_bytes"]
-        assert results["W3"]["ratio"][name]["3"] == pytest.approx(one_pass / results["W3"][name]["3"])
+        assert results["W3"]["ratio"][name]["3"] == pytest.approx(
+            one_pass / results["W3"][name]["3"]
+        )
     for name in ("fedavg", "niw"):
         assert set(results["W4"][name]) == set(results["W4"]["round_bytes"][name]) == {"10", "40"}
         assert results["W4"]["ratio"][name]["10"] == 1.0
@@ -119,7 +144,9 @@ def rounds_of(contender, count=2):
 def test_all_do_the_same_work_on_the_mlp():
     clients = MLP.clients()
     plain = rounds_of(PlainTorch(MLP, clients, threads=1))
-    assert agreement(plain, MLP.model().state_dict()) > 1e-3  # it has moved, and not every difference is small
+    assert (
+        agreement(plain, MLP.model().state_dict()) > 1e-3
+    )  # it has moved, and not every difference is small
     for other in (
         Ours("fedavg", MLP, clients),
         Ours("fedavg", MLP, clients, alone=True),
@@ -133,13 +160,20 @@ def test_all_do_the_same_work_on_the_mlp():
 def test_all_do_the_same_work_on_images():
     task = Task("convnet", (1, 28, 28), 3, examples=6, per_round=2, batch_size=3)
     clients = task.clients()
-    contenders = (PlainTorch(task, clients, threads=1), PlainProcesses(task, clients, processes=2), Ours("fedavg", task, clients))
+    contenders = (
+        PlainTorch(task, clients, threads=1),
+        PlainProcesses(task, clients, processes=2),
+        Ours("fedavg", task, clients),
+    )
     plain, processes, ours = (rounds_of(c) for c in contenders)
     assert agreement(plain, task.model().state_dict()) > 1e-3
     assert agreement(processes, plain) < 1e-5 and agreement(ours, plain) < 1e-5
     # deep batch norm magnifies the rounding of another layout a thousandfold in the gradients, not in its running statistics
     clients, task = MOBILENET.clients(), replace(MOBILENET, lr=1e-9)
-    plain, ours = (rounds_of(c, 1) for c in (PlainTorch(task, clients, threads=1), Ours("fedavg", task, clients)))
+    plain, ours = (
+        rounds_of(c, 1)
+        for c in (PlainTorch(task, clients, threads=1), Ours("fedavg", task, clients))
+    )
     assert {name for name in plain if not name.endswith("num_batches_tracked")} == set(ours)
     assert agreement(plain, task.model().state_dict()) > 1e-2
     assert agreement(ours, plain) < 1e-4
@@ -150,13 +184,20 @@ def test_all_do_the_same_work_by_the_protocol_of_the_cifar_experiments():
     task = replace(MOBILENET, momentum=w2.FULL.momentum, batch_norm=w2.FULL.batch_norm, lr=1e-9)
     assert (task.momentum, task.batch_norm) == (0.9, "batch")
     clients = task.clients()
-    contenders = (PlainTorch(task, clients, threads=1), PlainProcesses(task, clients, processes=2), Ours("fedavg", task, clients))
+    contenders = (
+        PlainTorch(task, clients, threads=1),
+        PlainProcesses(task, clients, processes=2),
+        Ours("fedavg", task, clients),
+    )
     plain, processes, ours = (rounds_of(c, 1) for c in contenders)
     assert agreement(ours, plain) < 1e-6 and agreement(processes, plain) < 1e-6
     assert not any(isinstance(module, Same) for module in task.ordinary().modules())
     assert any(isinstance(module, Same) for module in task.model().modules())
     moved = replace(task, lr=0.01, batch_size=6)  # a step of each client
-    plain, ours = (rounds_of(c, 1) for c in (PlainTorch(moved, clients, threads=1), Ours("fedavg", moved, clients)))
+    plain, ours = (
+        rounds_of(c, 1)
+        for c in (PlainTorch(moved, clients, threads=1), Ours("fedavg", moved, clients))
+    )
     assert agreement(plain, moved.ordinary().state_dict()) > 1e-4 > agreement(ours, plain)
 
 
@@ -183,7 +224,12 @@ def test_a_flower_that_fails_is_left_out_with_what_it_said(monkeypatch):
     monkeypatch.setattr(side_by_side, "cores", lambda: 1)
     clients = MLP.clients()
     results = side_by_side.side_by_side(
-        MLP, clients, {"handwritten": lambda: Handwritten(MLP, clients)}, 1, lambda share, what: None, settle=False
+        MLP,
+        clients,
+        {"handwritten": lambda: Handwritten(MLP, clients)},
+        1,
+        lambda share, what: None,
+        settle=False,
     )
     assert "flower" not in results and "no such backend" in results["notes"][0]
 

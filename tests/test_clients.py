@@ -43,9 +43,13 @@ def test_from_arrays_keeps_every_pair():
 def test_a_part_of_a_clients_examples_has_its_classes_in_proportion(most):
     """Rows in order of class, as shards are: each class has its share of the part, to within one example."""
     y = np.repeat([0, 1, 2], 20)
-    clients = Clients.from_arrays([(np.zeros((5, 1)), np.zeros(5, int)), (np.arange(60.0)[:, None], y)])
+    clients = Clients.from_arrays(
+        [(np.zeros((5, 1)), np.zeros(5, int)), (np.arange(60.0)[:, None], y)]
+    )
     x, labels = clients.train.examples(1, most)
-    assert len(labels) == min(most, 60) == len(x.unique()) and set(x.flatten().tolist()) <= set(range(60))
+    assert len(labels) == min(most, 60) == len(x.unique()) and set(x.flatten().tolist()) <= set(
+        range(60)
+    )
     assert labels.tolist() == y[x.flatten().long().numpy()].tolist()
     assert (np.abs(np.bincount(labels, minlength=3) - min(most, 60) / 3) < 1).all()
 
@@ -57,7 +61,11 @@ def test_the_number_of_classes_counts_test_labels_too():
 
 def test_real_targets_are_regression():
     clients = Clients.from_arrays([(np.zeros((2, 1)), np.array([0.5, 1.5]))])
-    assert clients.num_classes is None and clients.train.y.dtype == torch.float32 and clients.test is None
+    assert (
+        clients.num_classes is None
+        and clients.train.y.dtype == torch.float32
+        and clients.test is None
+    )
 
 
 def test_images_stay_as_stored():
@@ -75,11 +83,26 @@ X, Y = np.zeros((2, 2)), np.zeros(2, int)
         ([], None, None, "no clients"),
         ([(X, Y)], [], None, "1 clients have training data but 0 have test data"),
         ([(X, Y), (X, Y[:1])], None, None, "client 1 has 2 training inputs but 1 targets"),
-        ([(X, Y), (np.zeros((2, 3)), Y)], None, None, r"client 1 has inputs of shape \(3,\), others of \(2,\)"),
-        ([(X, Y)], [(np.zeros((2, 3)), Y)], None, r"test inputs have shape \(3,\), training inputs \(2,\)"),
+        (
+            [(X, Y), (np.zeros((2, 3)), Y)],
+            None,
+            None,
+            r"client 1 has inputs of shape \(3,\), others of \(2,\)",
+        ),
+        (
+            [(X, Y)],
+            [(np.zeros((2, 3)), Y)],
+            None,
+            r"test inputs have shape \(3,\), training inputs \(2,\)",
+        ),
         ([(X, Y), (NAN, Y)], None, None, "training inputs of client 1: row 1, column . holds NaN"),
         ([(X, Y)], [(NAN, Y)], None, "test inputs of client 0: row 1, column . holds NaN"),
-        ([(X, np.array([0.0, np.inf]))], None, None, "training targets: row 1 holds NaN or infinity"),
+        (
+            [(X, np.array([0.0, np.inf]))],
+            None,
+            None,
+            "training targets: row 1 holds NaN or infinity",
+        ),
         ([(X.astype(str), Y)], None, None, "give numbers"),
         ([(X, Y - 1)], None, None, "label -1 is out of range"),
         ([(X, Y + 3)], None, 3, r"label 3 is out of range 0..2"),
@@ -124,13 +147,24 @@ def test_ids_are_one_per_client_and_distinct(ids):
 
 
 def test_from_rows_without_test_examples():
-    train, test = Examples(np.ones((3, 2), np.float32), np.zeros(3, int)), Examples(np.ones((0, 2), np.float32), Y[:0])
-    assert Clients.from_rows(Dataset("mine", train, test, 1), [np.arange(3)], [np.arange(0)]).test is None
+    train, test = (
+        Examples(np.ones((3, 2), np.float32), np.zeros(3, int)),
+        Examples(np.ones((0, 2), np.float32), Y[:0]),
+    )
+    assert (
+        Clients.from_rows(Dataset("mine", train, test, 1), [np.arange(3)], [np.arange(0)]).test
+        is None
+    )
 
 
 def test_a_users_table_is_not_cropped_whatever_its_name():
     part = Examples(np.ones((3, 2), np.float32), np.zeros(3, int))
-    assert Clients.from_rows(Dataset("cifar-features", part, part, 1), [np.arange(3)], [np.arange(3)]).augment is None
+    assert (
+        Clients.from_rows(
+            Dataset("cifar-features", part, part, 1), [np.arange(3)], [np.arange(3)]
+        ).augment
+        is None
+    )
 
 
 def test_from_rows_keeps_the_data_sets_facts():
@@ -141,9 +175,15 @@ def test_from_rows_keeps_the_data_sets_facts():
         [np.array([0, 5]), np.array([2])],
         [np.array([1]), np.array([3])],
     )
-    assert (clients.name, clients.files, clients.augment) == ("cifar-100", {"f": "hash"}, "crop-flip")
+    assert (clients.name, clients.files, clients.augment) == (
+        "cifar-100",
+        {"f": "hash"},
+        "crop-flip",
+    )
     assert clients.train.x.dtype == torch.uint8 and clients.train.examples(0)[1].tolist() == [0, 1]
-    scaled = clients.scaling(clients.train.x, torch.float32)  # by all training examples, held or not
+    scaled = clients.scaling(
+        clients.train.x, torch.float32
+    )  # by all training examples, held or not
     torch.testing.assert_close(scaled.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(scaled.std(dim=(0, 2, 3), unbiased=False), torch.ones(3))
 
@@ -161,20 +201,36 @@ def test_sizes_are_counted_once_however_often_they_are_asked_for():
 def test_at_most_so_many_examples():
     clients = Clients.from_arrays(pairs((4, 1, 30)), pairs((1, 1, 1)), ids=[7, 8, 9])
     few, more = clients.with_at_most(3, seed=0), clients.with_at_most(12, seed=0)
-    assert few.sizes.tolist() == [3, 1, 3] and more.sizes.tolist() == [4, 1, 12] and few.test is clients.test
+    assert (
+        few.sizes.tolist() == [3, 1, 3]
+        and more.sizes.tolist() == [4, 1, 12]
+        and few.test is clients.test
+    )
     for k in range(3):
-        assert set(few.train.rows_of(k).tolist()) <= set(more.train.rows_of(k).tolist()) <= set(clients.train.rows_of(k).tolist())
+        assert (
+            set(few.train.rows_of(k).tolist())
+            <= set(more.train.rows_of(k).tolist())
+            <= set(clients.train.rows_of(k).tolist())
+        )
     assert few.train.rows.tolist() != clients.with_at_most(3, seed=1).train.rows.tolist()
-    alone = clients.select([2]).with_at_most(3, seed=0)  # a client's examples do not depend on who else is there
+    alone = clients.select([2]).with_at_most(
+        3, seed=0
+    )  # a client's examples do not depend on who else is there
     assert alone.train.rows.tolist() == few.train.rows_of(2).tolist()
     with pytest.raises(InputError, match="max_examples=0"):
         clients.with_at_most(0, seed=0)
 
 
 def test_select_keeps_ids_and_examples():
-    clients = Clients.from_arrays(pairs((2, 3, 4, 5)), pairs((1, 1, 1, 1)), ids=[10, 20, 30, 40]).with_validation(0.4, 0)
+    clients = Clients.from_arrays(
+        pairs((2, 3, 4, 5)), pairs((1, 1, 1, 1)), ids=[10, 20, 30, 40]
+    ).with_validation(0.4, 0)
     chosen = clients.select([3, 1])
-    assert chosen.ids.tolist() == [40, 20] and chosen.validation is not None and chosen.test is not None
+    assert (
+        chosen.ids.tolist() == [40, 20]
+        and chosen.validation is not None
+        and chosen.test is not None
+    )
     assert chosen.train.x is clients.train.x  # nothing is copied
     for new, old in ((0, 3), (1, 1)):
         for name in ("train", "validation", "test"):
@@ -204,7 +260,11 @@ def test_hold_out_leaves_somebody(count):
         Clients.from_arrays(pairs([1] * 3)).hold_out(count, 0)
 
 
-@given(st.lists(st.integers(1, 25), min_size=1, max_size=8), st.floats(0.01, 0.99), st.integers(0, 1000))
+@given(
+    st.lists(st.integers(1, 25), min_size=1, max_size=8),
+    st.floats(0.01, 0.99),
+    st.integers(0, 1000),
+)
 def test_validation_is_disjoint_and_covers(sizes, fraction, seed):
     clients = Clients.from_arrays(pairs(sizes))
     split = clients.with_validation(fraction, seed)
@@ -233,7 +293,9 @@ def test_validation_refuses_a_share_that_is_none(fraction):
 # ---- scaling
 
 
-@pytest.mark.parametrize(("shape", "axes"), [((200, 3), 0), ((50, 3, 4, 5), (0, 2, 3)), ((40, 3, 7), (0, 1, 2))])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((200, 3), 0), ((50, 3, 4, 5), (0, 2, 3)), ((40, 3, 7), (0, 1, 2))]
+)
 def test_scaling_is_per_feature_or_channel(shape, axes):
     rng = np.random.default_rng(0)
     step = np.arange(1, shape[1] + 1).reshape(1, -1, *[1] * (len(shape) - 2))
@@ -247,7 +309,10 @@ def test_scaling_broadcasts_over_a_batch_of_clients():
     x = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), dtype=np.uint8)
     scaling = Scaling.fit(x)
     flat = scaling(torch.from_numpy(x), torch.float32)
-    torch.testing.assert_close(scaling(torch.from_numpy(x).reshape(2, 3, 3, 4, 4), torch.float32), flat.reshape(2, 3, 3, 4, 4))
+    torch.testing.assert_close(
+        scaling(torch.from_numpy(x).reshape(2, 3, 3, 4, 4), torch.float32),
+        flat.reshape(2, 3, 3, 4, 4),
+    )
 
 
 def test_a_constant_feature_becomes_zero():
@@ -264,7 +329,9 @@ def test_no_scaling_leaves_inputs_as_they_are():
 
 def test_names_are_what_results_call_the_clients():
     pair = np.zeros((2, 3)), np.array([0, 1])
-    assert Clients.from_arrays([pair, pair], names=["north", "south"]).select([1]).names == ("south",)
+    assert Clients.from_arrays([pair, pair], names=["north", "south"]).select([1]).names == (
+        "south",
+    )
     with pytest.raises(InputError, match="1 names for 2 clients"):
         Clients.from_arrays([pair, pair], names=["north"])
 
@@ -272,9 +339,15 @@ def test_names_are_what_results_call_the_clients():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ((np.zeros((3, 2)), np.zeros(3, int)), "client 0's training data are not an .x, y. pair: give a list"),
+        (
+            (np.zeros((3, 2)), np.zeros(3, int)),
+            "client 0's training data are not an .x, y. pair: give a list",
+        ),
         ({"north": (np.zeros((3, 2)), np.zeros(3, int))}, "give a list with one pair per client"),
-        ([(np.zeros((2, 2)), np.array(["a", "b"]))], "client 0 has targets of type <U1: give integer class labels"),
+        (
+            [(np.zeros((2, 2)), np.array(["a", "b"]))],
+            "client 0 has targets of type <U1: give integer class labels",
+        ),
         ([], "no clients"),
     ],
 )
@@ -303,7 +376,14 @@ def test_targets_that_may_be_meant_otherwise_are_warned_of(targets, says):
 @pytest.mark.filterwarnings("error")
 def test_other_targets_are_not_warned_of():
     rng = np.random.default_rng(0)
-    for y in (np.arange(30) % 3, np.zeros(5, int), rng.normal(size=30), np.arange(30.0), np.ones(30), np.array([0.0, 1.0])):
+    for y in (
+        np.arange(30) % 3,
+        np.zeros(5, int),
+        rng.normal(size=30),
+        np.arange(30.0),
+        np.ones(30),
+        np.array([0.0, 1.0]),
+    ):
         Clients.from_arrays([(np.zeros((len(y), 2)), y)])
     Clients.from_arrays([(np.zeros((3, 2)), np.array([1, 2, 2]))], num_classes=4)
 
@@ -311,7 +391,10 @@ def test_other_targets_are_not_warned_of():
 def test_labels_of_one_column_are_labels_and_one_hot_ones_are_refused():
     x, y = np.zeros((4, 2)), np.array([[0], [1], [2], [1]])
     assert Clients.from_arrays([(x, y)]).train.y.tolist() == [0, 1, 2, 1]
-    with pytest.raises(InputError, match=r"client 0 has training labels of shape \(4, 3\): give the number of the class"):
+    with pytest.raises(
+        InputError,
+        match=r"client 0 has training labels of shape \(4, 3\): give the number of the class",
+    ):
         Clients.from_arrays([(x, np.eye(4, 3, dtype=int))])
 
 

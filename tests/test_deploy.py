@@ -42,7 +42,18 @@ def deploy(*words):
 
 @pytest.fixture
 def folder(tmp_path):
-    deploy("init", tmp_path / "fed", "--nodes", 2, "--host", "server.example.org", "--host", "192.0.2.7", "--rounds", 4)
+    deploy(
+        "init",
+        tmp_path / "fed",
+        "--nodes",
+        2,
+        "--host",
+        "server.example.org",
+        "--host",
+        "192.0.2.7",
+        "--rounds",
+        4,
+    )
     return tmp_path / "fed"
 
 
@@ -53,7 +64,9 @@ def test_the_certificate_is_signed_and_names_the_server(folder):
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["server.example.org", "localhost"]
-    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address(a) for a in ("192.0.2.7", "127.0.0.1")]
+    assert names.get_values_for_type(x509.IPAddress) == [
+        ipaddress.ip_address(a) for a in ("192.0.2.7", "127.0.0.1")
+    ]
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     key = serialization.load_pem_private_key((made / "server.key").read_bytes(), None)
@@ -64,9 +77,15 @@ def test_a_servers_name_may_be_long(tmp_path):
     """A certificate's common name has at most 64 characters, and nodes do not look at it."""
     host = "internal-federation-server-0123456789abcdef.elb.eu-central-1.amazonaws.com"
     deploy("init", tmp_path / "fed", "--nodes", 1, "--host", host)
-    server = x509.load_pem_x509_certificate((tmp_path / "fed" / "certificates" / "server.pem").read_bytes())
-    assert host in server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
-    connection = tomllib.loads((tmp_path / "fed" / "flower" / "config.toml").read_text())["superlink"]["fedhb"]
+    server = x509.load_pem_x509_certificate(
+        (tmp_path / "fed" / "certificates" / "server.pem").read_bytes()
+    )
+    assert host in server.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    ).value.get_values_for_type(x509.DNSName)
+    connection = tomllib.loads((tmp_path / "fed" / "flower" / "config.toml").read_text())[
+        "superlink"
+    ]["fedhb"]
     assert connection["address"] == f"{host}:8000"
 
 
@@ -89,17 +108,43 @@ def test_keys_are_different_and_their_owners_alone(folder):
 
 def test_the_run_config_gives_the_settings_back(folder, tmp_path):
     config = tomllib.loads((folder / "run.toml").read_text())
-    assert settings_of(config).rounds == 4 and settings_of(config).num_clients == 2 and settings_of(config).fraction == 1.0
+    assert (
+        settings_of(config).rounds == 4
+        and settings_of(config).num_clients == 2
+        and settings_of(config).fraction == 1.0
+    )
     deploy(
-        "config", folder, "--nodes", 2, "--rounds", 9, "--deadline", 30, "--min-answers", 0.9, "--resume", "--out", tmp_path / "o"
+        "config",
+        folder,
+        "--nodes",
+        2,
+        "--rounds",
+        9,
+        "--deadline",
+        30,
+        "--min-answers",
+        0.9,
+        "--resume",
+        "--out",
+        tmp_path / "o",
     )
     config = tomllib.loads((folder / "run.toml").read_text())
-    assert settings_of(config).rounds == 9 and config["resume"] is True and config["out"] == str(tmp_path / "o")
+    assert (
+        settings_of(config).rounds == 9
+        and config["resume"] is True
+        and config["out"] == str(tmp_path / "o")
+    )
     assert Rules.of(config) == Rules(nodes=2, deadline=30.0, min_answers=0.9)
     project = tomllib.loads((folder / "app" / "pyproject.toml").read_text())
-    assert config.keys() <= project["tool"]["flwr"]["app"]["config"].keys(), "flwr refuses keys that the app does not have"
-    connection = tomllib.loads((folder / "flower" / "config.toml").read_text())["superlink"]["fedhb"]
-    assert connection["address"] == "server.example.org:8000" and connection["root-certificates"].endswith("ca.crt")
+    assert config.keys() <= project["tool"]["flwr"]["app"]["config"].keys(), (
+        "flwr refuses keys that the app does not have"
+    )
+    connection = tomllib.loads((folder / "flower" / "config.toml").read_text())["superlink"][
+        "fedhb"
+    ]
+    assert connection["address"] == "server.example.org:8000" and connection[
+        "root-certificates"
+    ].endswith("ca.crt")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +192,9 @@ def test_up_refuses_a_file_with_clients_that_would_have_no_node(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), rng.integers(0, 2, 40)
     np.savez(tmp_path / "four.npz", x=x, y=y, client=np.repeat(["a", "b", "c", "d"], 10))
-    with pytest.raises(InputError, match=r"--nodes 3, but .*four.npz has 4 clients, .*: give --nodes 4"):
+    with pytest.raises(
+        InputError, match=r"--nodes 3, but .*four.npz has 4 clients, .*: give --nodes 4"
+    ):
         deploy("up", tmp_path / "fed", "--nodes", 3, "--data", tmp_path / "four.npz")
     x[7, 1] = np.nan
     np.savez(tmp_path / "bad.npz", x=x, y=y, client=np.repeat(["a", "b", "c", "d"], 10))
@@ -171,8 +218,13 @@ def test_all_nodes_take_part_unless_a_fraction_is_given(tmp_path):
     deploy("init", tmp_path / "a", "--nodes", 2, "--settings", tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("fraction = 0.5\n")
     deploy("init", tmp_path / "b", "--nodes", 2, "--settings", tmp_path / "s.toml")
-    deploy("init", tmp_path / "c", "--nodes", 2, "--settings", tmp_path / "s.toml", "--fraction", 0.25)
-    found = [settings_of(tomllib.loads((tmp_path / name / "run.toml").read_text())).fraction for name in "abc"]
+    deploy(
+        "init", tmp_path / "c", "--nodes", 2, "--settings", tmp_path / "s.toml", "--fraction", 0.25
+    )
+    found = [
+        settings_of(tomllib.loads((tmp_path / name / "run.toml").read_text())).fraction
+        for name in "abc"
+    ]
     assert found == [1.0, 0.5, 0.25]
 
 
@@ -182,14 +234,17 @@ def test_a_finished_run_says_so_if_it_is_the_one_that_is_asked_for(folder, monke
     out.write("settings.toml", held.to_toml({}).encode())
     out.write_result(json.dumps({"global": None, "personalised": None, "holdout": None}).encode())
     monkeypatch.setattr(
-        "fedhb.flower.deploy.local_federation.up", lambda *arguments: (_ for _ in ()).throw(InputError("it starts"))
+        "fedhb.flower.deploy.local_federation.up",
+        lambda *arguments: (_ for _ in ()).throw(InputError("it starts")),
     )
     assert "finished already" in " ".join(deploy("up", folder, "--nodes", 2, "--resume").split())
     with pytest.raises(InputError, match="it starts"):
         deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7)
     held_again = settings_of(tomllib.loads((folder / "run.toml").read_text()))
     out.write("settings.toml", replace(held_again, seed=7).to_toml({}).encode())
-    assert "finished already" in " ".join(deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7).split())
+    assert "finished already" in " ".join(
+        deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7).split()
+    )
     (out.path / "result.json").write_text('{"global": nul')
     with pytest.raises(InputError, match="it starts"):
         deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7)
@@ -228,14 +283,17 @@ class Pretended:
         if isinstance(self.state, type):
             raise self.state
         Journal(self.out).stand(self.state, self.detail)
-        RunFolder(self.out).write_result(json.dumps({"global": None, "personalised": None, "holdout": None}).encode())
+        RunFolder(self.out).write_result(
+            json.dumps({"global": None, "personalised": None, "holdout": None}).encode()
+        )
 
 
 def pretend(monkeypatch, folder, state, detail=""):
     (folder / "run").mkdir(exist_ok=True)
     Pretended.processes = Processes(folder / "logs")
     monkeypatch.setattr(
-        "fedhb.flower.deploy.local_federation.local", lambda *_: contextlib.nullcontext(Pretended(folder, state, detail))
+        "fedhb.flower.deploy.local_federation.local",
+        lambda *_: contextlib.nullcontext(Pretended(folder, state, detail)),
     )
 
 
@@ -249,14 +307,21 @@ def test_the_settings_are_kept_where_the_run_does_not_take_others(folder, monkey
     (folder / "run" / "result.json").unlink()
     pretend(monkeypatch, folder, "done")
     deploy("up", folder, "--nodes", 2, "--resume", "--personal-epochs", 7)
-    assert (folder / "settings.toml").read_text() == before.replace("personal_epochs = 15", "personal_epochs = 7") != before
+    assert (
+        (folder / "settings.toml").read_text()
+        == before.replace("personal_epochs = 15", "personal_epochs = 7")
+        != before
+    )
 
 
 def test_the_hint_after_a_stop_leads_to_the_same_run(folder, tmp_path, monkeypatch, signals):
     pretend(monkeypatch, folder, KeyboardInterrupt)
     words = ["deploy", "up", str(folder), "--nodes", "2"]
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "a b"), "--retries", "1"])
-    assert f"fedhb deploy up {folder} --nodes 2 --out '{tmp_path / 'a b'}' --retries 1 --resume" in result.output
+    assert (
+        f"fedhb deploy up {folder} --nodes 2 --out '{tmp_path / 'a b'}' --retries 1 --resume"
+        in result.output
+    )
     result = CliRunner().invoke(app, words)
     assert f"fedhb deploy up {folder} --nodes 2 --resume" in result.output
 
@@ -293,10 +358,23 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("before", "kind", "code"), [("", "SIGHUP", 129), ("", "SIGTERM", 143), ("ignored", "SIGHUP", 0), ("ignored", "SIGTERM", 143)]
+    ("before", "kind", "code"),
+    [
+        ("", "SIGHUP", 129),
+        ("", "SIGTERM", 143),
+        ("ignored", "SIGHUP", 0),
+        ("ignored", "SIGTERM", 143),
+    ],
 )
-def test_signals_stop_what_was_started_and_do_not_break_the_stopping_off(tmp_path, before, kind, code):
-    done = subprocess.run([sys.executable, "-c", STARTS, str(tmp_path), before, kind], capture_output=True, text=True, timeout=60)
+def test_signals_stop_what_was_started_and_do_not_break_the_stopping_off(
+    tmp_path, before, kind, code
+):
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS, str(tmp_path), before, kind],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     said = done.stdout.split("\n")
     assert done.returncode == code and said[-2] and marked(said[-2]) == [], done.stderr
     assert ("went on" in said) == (code == 0)

@@ -26,7 +26,9 @@ NUMBER = r"(-?\d+\.\d+)"
 def output_of(name: str, folder: Path) -> str:
     """What an example prints, run from another folder with warnings as errors; it leaves no file behind."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert not list(folder.iterdir())
     return done.stdout
@@ -57,11 +59,17 @@ def test_hospitals(tmp_path: Path) -> None:
     text = output_of("hospitals", tmp_path)
     best_accuracy, best_nll = numbers(r"best possible +#  #", text)
     for method in ("niw", "fedavg", "fedbabu"):
-        accuracy, nll, ece, own_accuracy, own_nll, own_ece = numbers(rf"{method} +#  #  # +#  #  #", text)
-        assert best_nll - 0.02 < own_nll < nll < 0.8  # hospitals differ, so personalisation helps on average
+        accuracy, nll, ece, own_accuracy, own_nll, own_ece = numbers(
+            rf"{method} +#  #  # +#  #  #", text
+        )
+        assert (
+            best_nll - 0.02 < own_nll < nll < 0.8
+        )  # hospitals differ, so personalisation helps on average
         assert all(0.55 < a < best_accuracy + 0.02 for a in (accuracy, own_accuracy))
         assert all(0 < e < 0.3 for e in (ece, own_ece))
-    entropy_before, entropy_after = (numbers(rf"{when} +accuracy .* entropy # bits", text)[0] for when in ("before", "after"))
+    entropy_before, entropy_after = (
+        numbers(rf"{when} +accuracy .* entropy # bits", text)[0] for when in ("before", "after")
+    )
     assert 0 < entropy_before <= 1
     assert 0 < entropy_after <= 1
     sure, unsure = numbers(r"lowest entropy #, with the highest #", text)
@@ -71,11 +79,20 @@ def test_hospitals(tmp_path: Path) -> None:
 def test_regression(tmp_path: Path) -> None:
     text = output_of("regression", tmp_path)
     for who in ("20 that trained", "5 held out"):
-        rmse, _, coverage, own_rmse, _, own_coverage = numbers(rf"{who} +#  +#  +# % +#  +#  +# %", text)
+        rmse, _, coverage, own_rmse, _, own_coverage = numbers(
+            rf"{who} +#  +#  +# % +#  +#  +# %", text
+        )
         assert own_rmse < 0.7 * rmse
         assert 50 < coverage < 88  # the global posterior is too sure of itself, as the example says
         assert 84 < own_coverage < 97
-    assert len(re.findall(rf"true +{NUMBER} +before +{NUMBER} ± {NUMBER} +after +{NUMBER} ± {NUMBER}", text)) == 4
+    assert (
+        len(
+            re.findall(
+                rf"true +{NUMBER} +before +{NUMBER} ± {NUMBER} +after +{NUMBER} ± {NUMBER}", text
+            )
+        )
+        == 4
+    )
 
 
 def test_third_family(tmp_path: Path) -> None:
@@ -84,9 +101,12 @@ def test_third_family(tmp_path: Path) -> None:
     assert before > 0.8
     assert after > 0.93
     deviations = [
-        numbers(rf"{layer} +#", text)[0] for layer in ("hidden1.weight", "hidden1.bias", "hidden2.weight", "hidden2.bias")
+        numbers(rf"{layer} +#", text)[0]
+        for layer in ("hidden1.weight", "hidden1.bias", "hidden2.weight", "hidden2.bias")
     ]
-    prior_alone = 0.01 * (1 / (1 + 20 + 1)) ** 0.5  # c sqrt(n / (n + N + 1)): what s would be if no client ever moved
+    prior_alone = (
+        0.01 * (1 / (1 + 20 + 1)) ** 0.5
+    )  # c sqrt(n / (n + N + 1)): what s would be if no client ever moved
     assert all(prior_alone < deviation < 0.1 for deviation in deviations)
     assert "predicts the same: True" in text
 
@@ -111,7 +131,9 @@ def example() -> ModuleType:
 def problem() -> Problem:
     """A body of four tensors in double precision, so that identities hold to rounding."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 3)).double()
+    model = nn.Sequential(
+        nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 3)
+    ).double()
     return Problem(Network(model), Categorical(3), Federation(NUM_CLIENTS, 100, 3))
 
 
@@ -121,27 +143,40 @@ def draw_state(example: ModuleType, problem: Problem, seed: int) -> tuple[object
     algorithm = example.LayerScales(kl_weight=0.3, lambda0=0.7, prior_scale=0.4, prior_clients=1.3)
     server = algorithm.start(problem, Randomness(0))
     server["s"] = torch.rand(4, generator=generator, dtype=torch.float64) + 0.1
-    m = server["r"] + 0.5 * torch.randn(COHORT, problem.network.num_params, generator=generator, dtype=torch.float64)
+    m = server["r"] + 0.5 * torch.randn(
+        COHORT, problem.network.num_params, generator=generator, dtype=torch.float64
+    )
     return algorithm, server, m
 
 
-def solve(algorithm, problem: Problem, server: Arrays, m: Tensor, chunks: list[list[int]]) -> Arrays:
+def solve(
+    algorithm, problem: Problem, server: Arrays, m: Tensor, chunks: list[list[int]]
+) -> Arrays:
     rng, total = Randomness(0, 1), None
     for chunk in chunks:
-        found = {"m": m[chunk], "examples": torch.tensor([10.0 + k for k in chunk], dtype=torch.float64)}
-        total = add(total, algorithm.summarise(problem, algorithm.broadcast(server, chunk), found, rng))
+        found = {
+            "m": m[chunk],
+            "examples": torch.tensor([10.0 + k for k in chunk], dtype=torch.float64),
+        }
+        total = add(
+            total, algorithm.summarise(problem, algorithm.broadcast(server, chunk), found, rng)
+        )
     return algorithm.aggregate(problem, server, total, rng)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_pull_is_the_gradient_of_the_kl(example: ModuleType, problem: Problem, seed: int) -> None:
+def test_the_pull_is_the_gradient_of_the_kl(
+    example: ModuleType, problem: Problem, seed: int
+) -> None:
     algorithm, server, m = draw_state(example, problem, seed)
     sizes = torch.tensor([3, 50, 7, 20])
     m.requires_grad_()
     (gradient,) = torch.autograd.grad(algorithm.kl(problem, server, m).sum(), m)
     pull = algorithm.pull(problem, server, sizes)
     expected = algorithm.kl_weight * gradient / sizes.unsqueeze(1)
-    torch.testing.assert_close(pull.mu * (m.detach() - pull.target), expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        pull.mu * (m.detach() - pull.target), expected, rtol=1e-12, atol=1e-14
+    )
 
 
 def test_the_terms_are_the_densities_of_the_model(example: ModuleType, problem: Problem) -> None:
@@ -152,20 +187,33 @@ def test_the_terms_are_the_densities_of_the_model(example: ModuleType, problem: 
     a, b = algorithm.prior(problem)
 
     def direct(server: Arrays) -> tuple[Tensor, Tensor]:
-        s = torch.cat([s.expand(slot.stop - slot.start) for s, slot in zip(server["s"], problem.network.body_slots, strict=True)])
-        mu = torch.distributions.Normal(torch.zeros_like(s), (s / algorithm.lambda0).sqrt()).log_prob(server["r"]).sum()
+        s = torch.cat(
+            [
+                s.expand(slot.stop - slot.start)
+                for s, slot in zip(server["s"], problem.network.body_slots, strict=True)
+            ]
+        )
+        mu = (
+            torch.distributions.Normal(torch.zeros_like(s), (s / algorithm.lambda0).sqrt())
+            .log_prob(server["r"])
+            .sum()
+        )
         client = torch.distributions.Normal(server["r"], s.sqrt()).log_prob(m).sum(-1)
         return -torch.distributions.InverseGamma(a, b).log_prob(server["s"]).sum() - mu, client
 
     (global_kl, prior), (other_global_kl, other_prior) = direct(first), direct(second)
     difference = algorithm.global_kl(problem, first) - algorithm.global_kl(problem, second)
     torch.testing.assert_close(difference, global_kl - other_global_kl, rtol=1e-10, atol=1e-10)
-    difference = algorithm.expected_log_prior(problem, first, m) - algorithm.expected_log_prior(problem, second, m)
+    difference = algorithm.expected_log_prior(problem, first, m) - algorithm.expected_log_prior(
+        problem, second, m
+    )
     torch.testing.assert_close(difference, prior - other_prior, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_aggregate_minimises_the_server_objective(example: ModuleType, problem: Problem, seed: int) -> None:
+def test_aggregate_minimises_the_server_objective(
+    example: ModuleType, problem: Problem, seed: int
+) -> None:
     """N_f = 4 of N = 7: the gradient vanishes, and no small step in any direction lowers the objective."""
     algorithm, server, m = draw_state(example, problem, seed)
     new = solve(algorithm, problem, server, m, [[0, 1, 2, 3]])
@@ -177,7 +225,10 @@ def test_aggregate_minimises_the_server_objective(example: ModuleType, problem: 
         assert point[key].grad.abs().max() < 1e-10, key
     generator = torch.Generator().manual_seed(seed)
     for _ in range(50):
-        step = {key: 1 + 0.01 * torch.randn(new[key].shape, generator=generator, dtype=torch.float64) for key in ("r", "s")}
+        step = {
+            key: 1 + 0.01 * torch.randn(new[key].shape, generator=generator, dtype=torch.float64)
+            for key in ("r", "s")
+        }
         moved = {key: new[key] * step[key] for key in ("r", "s")}
         assert algorithm.server_objective(problem, moved, m) > objective.item()
     assert algorithm.server_objective(problem, server, m) > objective.item()
@@ -189,7 +240,9 @@ def test_chunks_of_a_cohort_may_come_in_any_order(example: ModuleType, problem: 
     for chunks in ([[3], [1], [0], [2]], [[2, 3], [0, 1]], [[1], [3, 0, 2]]):
         parts = solve(algorithm, problem, server, m, chunks)
         for key in ("r", "s"):
-            torch.testing.assert_close(parts[key], whole[key], rtol=1e-13, atol=1e-14)  # the order of float64 sums
+            torch.testing.assert_close(
+                parts[key], whole[key], rtol=1e-13, atol=1e-14
+            )  # the order of float64 sums
 
 
 def test_samples_spread_as_their_layer_does(example: ModuleType, problem: Problem) -> None:

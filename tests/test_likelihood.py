@@ -32,7 +32,10 @@ def predictions(n=400, classes=4, seed=0):
 
 
 def test_loss_is_cross_entropy_per_example():
-    outputs, y = normal(3, 5, 4), torch.randint(4, (3, 5), generator=torch.Generator().manual_seed(1))
+    outputs, y = (
+        normal(3, 5, 4),
+        torch.randint(4, (3, 5), generator=torch.Generator().manual_seed(1)),
+    )
     loss = Categorical(4).loss(outputs, y)
     assert loss.shape == (3, 5)
     for c in range(3):
@@ -55,8 +58,17 @@ def test_loss_is_cross_entropy_per_example():
     ],
 )
 def test_the_slope_is_the_losss_derivative(likelihood):
-    outputs, (real, whole) = normal(3, 5, 4), (normal(3, 5, likelihood.num_outputs // 2), torch.arange(15).view(3, 5) % 4)
-    y = whole if isinstance(likelihood, Categorical) else real if likelihood.noise is None else normal(3, 5, 4, seed=7)
+    outputs, (real, whole) = (
+        normal(3, 5, 4),
+        (normal(3, 5, likelihood.num_outputs // 2), torch.arange(15).view(3, 5) % 4),
+    )
+    y = (
+        whole
+        if isinstance(likelihood, Categorical)
+        else real
+        if likelihood.noise is None
+        else normal(3, 5, 4, seed=7)
+    )
     before = outputs.clone()
     found = slope(likelihood, outputs, y)
     expected = torch.func.grad(lambda o: likelihood.loss(o, y).sum())(outputs)
@@ -69,13 +81,19 @@ def test_slopes_of_far_residuals_are_held():
     held, plain = GaussianRegression(1, gain=0.5, most=2.0), GaussianRegression(1, gain=0.5)
     outputs = torch.tensor([[1.0, 0.4]], dtype=torch.float64)
     mean, deviation = 0.5, functional.softplus(torch.tensor(0.2, dtype=torch.float64)) + held.floor
-    inside, edge, beyond = (torch.tensor([mean], dtype=torch.float64) + z * deviation for z in (-1.9, 2.0, 50.0))
+    inside, edge, beyond = (
+        torch.tensor([mean], dtype=torch.float64) + z * deviation for z in (-1.9, 2.0, 50.0)
+    )
     torch.testing.assert_close(slope(held, outputs, inside), slope(plain, outputs, inside))
     torch.testing.assert_close(slope(held, outputs, beyond), slope(plain, outputs, edge))
-    assert held.loss(outputs, beyond) == plain.loss(outputs, beyond)  # what is reported is the density
+    assert held.loss(outputs, beyond) == plain.loss(
+        outputs, beyond
+    )  # what is reported is the density
 
 
-@pytest.mark.parametrize(("name", "value"), [("gain", 0.0), ("gain", float("nan")), ("most", -1.0), ("gain", (1.0, 2.0))])
+@pytest.mark.parametrize(
+    ("name", "value"), [("gain", 0.0), ("gain", float("nan")), ("most", -1.0), ("gain", (1.0, 2.0))]
+)
 def test_gain_and_most_are_positive(name, value):
     with pytest.raises(InputError, match=name):
         GaussianRegression(2, **{name: value})
@@ -87,7 +105,9 @@ def test_a_loss_of_ones_own_has_its_own_slope():
             return 0.5 * super().loss(outputs, y) - 0.5 * outputs.log_softmax(-1).mean(-1)
 
     outputs, y = normal(3, 5, 4), torch.arange(15).view(3, 5) % 4
-    torch.testing.assert_close(slope(Smooth(4), outputs, y), torch.func.grad(lambda o: Smooth(4).loss(o, y).sum())(outputs))
+    torch.testing.assert_close(
+        slope(Smooth(4), outputs, y), torch.func.grad(lambda o: Smooth(4).loss(o, y).sum())(outputs)
+    )
 
 
 def test_score_is_being_right():
@@ -99,9 +119,15 @@ def test_metrics_are_those_of_scikit_learn():
     p, y = predictions()
     found = Categorical(4).metrics(p, y)
     assert list(found) == ["accuracy", "nll", "brier", "ece"]
-    assert found["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(y, p.argmax(1)), abs=1e-12)
-    assert found["nll"] == pytest.approx(sklearn_metrics.log_loss(y, p.numpy(), labels=range(4)), rel=1e-12)
-    brier = np.mean([sum((p[n, k].item() - (k == y[n].item())) ** 2 for k in range(4)) for n in range(len(y))])
+    assert found["accuracy"] == pytest.approx(
+        sklearn_metrics.accuracy_score(y, p.argmax(1)), abs=1e-12
+    )
+    assert found["nll"] == pytest.approx(
+        sklearn_metrics.log_loss(y, p.numpy(), labels=range(4)), rel=1e-12
+    )
+    brier = np.mean(
+        [sum((p[n, k].item() - (k == y[n].item())) ** 2 for k in range(4)) for n in range(len(y))]
+    )
     assert found["brier"] == pytest.approx(brier, rel=1e-12)
     assert found["ece"] == calibration_error(p, y)
 
@@ -143,8 +169,12 @@ def test_probabilities_are_mixed_not_logits():
     each = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]])  # [M, n, classes]
     weights = torch.tensor([[0.25], [0.75]])
     mixed = Categorical(2).average(each, weights)
-    torch.testing.assert_close(mixed, torch.tensor([[0.25 * 0.9 + 0.75 * 0.2, 0.25 * 0.1 + 0.75 * 0.8]]))
-    batched = Categorical(2).average(each.unsqueeze(1).expand(2, 3, 1, 2), weights.unsqueeze(1).expand(2, 3, 1))
+    torch.testing.assert_close(
+        mixed, torch.tensor([[0.25 * 0.9 + 0.75 * 0.2, 0.25 * 0.1 + 0.75 * 0.8]])
+    )
+    batched = Categorical(2).average(
+        each.unsqueeze(1).expand(2, 3, 1, 2), weights.unsqueeze(1).expand(2, 3, 1)
+    )
     assert batched.shape == (3, 1, 2) and torch.equal(batched[2], mixed)
 
 
@@ -164,7 +194,10 @@ LIKELIHOODS = [
 def test_loss_and_nll_are_those_of_scipy(likelihood):
     q = likelihood.num_targets
     centre, scale = (np.broadcast_to(value, q) for value in (likelihood.centre, likelihood.scale))
-    outputs, y = normal(2, 6, likelihood.num_outputs), torch.tensor(scale) * normal(2, 6, q, seed=1) + torch.tensor(centre)
+    outputs, y = (
+        normal(2, 6, likelihood.num_outputs),
+        torch.tensor(scale) * normal(2, 6, q, seed=1) + torch.tensor(centre),
+    )
     mean = outputs[..., :q].numpy() * scale + centre
     if likelihood.noise is None:
         deviation = scale * (np.logaddexp(0, outputs[..., q:].numpy()) + likelihood.floor)
@@ -172,7 +205,9 @@ def test_loss_and_nll_are_those_of_scipy(likelihood):
         deviation = np.broadcast_to(likelihood.noise, mean.shape)
     expected = -stats.norm.logpdf(y.numpy(), mean, deviation).sum(-1)
     # training loss: the same, less the constant that the units of y bring in
-    np.testing.assert_allclose(likelihood.loss(outputs, y).numpy(), expected - np.log(scale).sum(), rtol=1e-10)
+    np.testing.assert_allclose(
+        likelihood.loss(outputs, y).numpy(), expected - np.log(scale).sum(), rtol=1e-10
+    )
     prediction = likelihood.predictive(outputs)
     assert prediction.shape == (2, 6, 2, q)
     np.testing.assert_allclose(prediction[..., 0, :], mean, rtol=1e-12)
@@ -180,9 +215,13 @@ def test_loss_and_nll_are_those_of_scipy(likelihood):
     found = likelihood.metrics(prediction[0], y[0])
     assert list(found) == ["rmse", "nll", "coverage"]
     assert found["nll"] == pytest.approx(expected[0].mean(), rel=1e-10)
-    assert found["rmse"] == pytest.approx(sklearn_metrics.root_mean_squared_error(y[0].numpy().ravel(), mean[0].ravel()))
+    assert found["rmse"] == pytest.approx(
+        sklearn_metrics.root_mean_squared_error(y[0].numpy().ravel(), mean[0].ravel())
+    )
     low, high = stats.norm.interval(0.9, mean[0], deviation[0])
-    assert found["coverage"] == pytest.approx(((y[0].numpy() >= low) & (y[0].numpy() <= high)).mean())
+    assert found["coverage"] == pytest.approx(
+        ((y[0].numpy() >= low) & (y[0].numpy() <= high)).mean()
+    )
     np.testing.assert_allclose(likelihood.score(outputs, y), np.square(y.numpy() - mean).mean(-1))
 
 
@@ -191,7 +230,9 @@ def test_targets_may_come_without_an_axis_of_their_own():
     outputs, y = normal(2, 6, 2), normal(2, 6, seed=1)
     assert torch.equal(likelihood.loss(outputs, y), likelihood.loss(outputs, y.unsqueeze(-1)))
     prediction = likelihood.predictive(outputs[0])
-    assert likelihood.metrics(prediction, y[0]) == likelihood.metrics(prediction, y[0].unsqueeze(-1))
+    assert likelihood.metrics(prediction, y[0]) == likelihood.metrics(
+        prediction, y[0].unsqueeze(-1)
+    )
 
 
 def test_a_mixture_has_the_moments_of_its_samples():
@@ -235,10 +276,17 @@ def test_intervals_of_the_true_model_cover_nine_in_ten():
 )
 def test_each_targets_unit_changes_its_predictions_but_not_the_loss(centre, scale, noise):
     plain = GaussianRegression(2, noise=noise)
-    moved = GaussianRegression(2, centre=centre, scale=scale, noise=None if noise is None else tuple(noise * s for s in scale))
+    moved = GaussianRegression(
+        2,
+        centre=centre,
+        scale=scale,
+        noise=None if noise is None else tuple(noise * s for s in scale),
+    )
     outputs, y = normal(1, 8, plain.num_outputs), normal(1, 8, 2, seed=1)
     centre, scale = (torch.tensor(value, dtype=torch.float64) for value in (centre, scale))
-    torch.testing.assert_close(moved.loss(outputs, y * scale + centre), plain.loss(outputs, y), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        moved.loss(outputs, y * scale + centre), plain.loss(outputs, y), rtol=1e-9, atol=1e-9
+    )
     one, other = plain.predictive(outputs), moved.predictive(outputs)
     torch.testing.assert_close(other[..., 0, :], one[..., 0, :] * scale + centre)
     torch.testing.assert_close(other[..., 1, :], one[..., 1, :] * scale**2)
@@ -266,20 +314,28 @@ def test_each_targets_noise_has_a_floor_of_its_own():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_number_is_the_same_number_for_every_target(noise, dtype):
     one = GaussianRegression(2, centre=0.1, scale=0.7, noise=noise)
-    each = GaussianRegression(2, centre=(0.1, 0.1), scale=[0.7, 0.7], noise=None if noise is None else (noise, noise))
+    each = GaussianRegression(
+        2, centre=(0.1, 0.1), scale=[0.7, 0.7], noise=None if noise is None else (noise, noise)
+    )
     assert each.scale == (0.7, 0.7)
     outputs, y = normal(2, 6, one.num_outputs).to(dtype), normal(2, 6, 2, seed=1).to(dtype)
     assert torch.equal(each.loss(outputs, y), one.loss(outputs, y)) and torch.equal(
         each.predictive(outputs), one.predictive(outputs)
     )
-    draws = [likelihood.sample(outputs[0], torch.Generator().manual_seed(3)) for likelihood in (one, each)]
+    draws = [
+        likelihood.sample(outputs[0], torch.Generator().manual_seed(3))
+        for likelihood in (one, each)
+    ]
     assert torch.equal(*draws)
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"scale": 0.0}, r"scale=0.0 with num_targets=2: give a positive number, or a tuple of one for each target"),
+        (
+            {"scale": 0.0},
+            r"scale=0.0 with num_targets=2: give a positive number, or a tuple of one for each target",
+        ),
         ({"scale": (1.0, -1.0)}, "positive number"),
         ({"scale": (1.0, 2.0, 3.0)}, r"scale=\(1.0, 2.0, 3.0\) with num_targets=2"),
         ({"scale": ()}, "num_targets=2"),

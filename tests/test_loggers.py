@@ -32,7 +32,9 @@ class Stop(fedhb.Callback):
 
 
 def settings(**more):
-    return Settings.resolve(finished.SMALL | {"model": {"name": "mlp", "hidden": 16}} | more, {"algorithm": "mixture"})
+    return Settings.resolve(
+        finished.SMALL | {"model": {"name": "mlp", "hidden": 16}} | more, {"algorithm": "mixture"}
+    )
 
 
 def lines_of(path):
@@ -40,21 +42,37 @@ def lines_of(path):
 
 
 def test_csv_has_every_round_and_every_number(tmp_path):
-    train(settings(), tmp_path / "x", progress=False, callbacks=loggers.make(["csv"], tmp_path / "x"))
+    train(
+        settings(), tmp_path / "x", progress=False, callbacks=loggers.make(["csv"], tmp_path / "x")
+    )
     rows = lines_of(tmp_path / "x/log.csv")
     records = [json.loads(line) for line in (tmp_path / "x/rounds.jsonl").read_text().splitlines()]
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4, 5, 6]
     for row, record in zip(rows, records, strict=True):
-        assert float(row["loss"]) == record["loss"] and float(row["responsibilities/1"]) == record["responsibilities"][1]
+        assert (
+            float(row["loss"]) == record["loss"]
+            and float(row["responsibilities/1"]) == record["responsibilities"][1]
+        )
 
 
 def test_csv_of_a_resumed_run_has_no_round_twice(tmp_path):
     path = tmp_path / "x"
     with pytest.raises(KeyboardInterrupt):
-        train(settings(checkpoint_every=2), path, progress=False, callbacks=[*loggers.make(["csv"], path), Stop(3)])
+        train(
+            settings(checkpoint_every=2),
+            path,
+            progress=False,
+            callbacks=[*loggers.make(["csv"], path), Stop(3)],
+        )
     with (path / "log.csv").open("a") as file:
         file.write("9,9\n")  # a line of a round that no checkpoint has
-    train(settings(checkpoint_every=2), path, True, progress=False, callbacks=loggers.make(["csv"], path))
+    train(
+        settings(checkpoint_every=2),
+        path,
+        True,
+        progress=False,
+        callbacks=loggers.make(["csv"], path),
+    )
     assert [row["round"] for row in lines_of(path / "log.csv")] == list("123456")
 
 
@@ -64,13 +82,28 @@ def test_tensorboard_has_rounds_and_result(tmp_path):
 
     path = tmp_path / "x"
     with pytest.raises(KeyboardInterrupt):
-        train(settings(checkpoint_every=2), path, progress=False, callbacks=[*loggers.make(["tensorboard"], path), Stop(3)])
-    run = train(settings(checkpoint_every=2), path, True, progress=False, callbacks=loggers.make(["tensorboard"], path))
+        train(
+            settings(checkpoint_every=2),
+            path,
+            progress=False,
+            callbacks=[*loggers.make(["tensorboard"], path), Stop(3)],
+        )
+    run = train(
+        settings(checkpoint_every=2),
+        path,
+        True,
+        progress=False,
+        callbacks=loggers.make(["tensorboard"], path),
+    )
     events = EventAccumulator(str(path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
-    assert events.Scalars("negative_elbo")[-1].value == pytest.approx(run.records[-1]["negative_elbo"], rel=1e-6)
-    assert events.Scalars("result/personalised/accuracy")[0].value == pytest.approx(run.result["personalised"]["accuracy"])
+    assert events.Scalars("negative_elbo")[-1].value == pytest.approx(
+        run.records[-1]["negative_elbo"], rel=1e-6
+    )
+    assert events.Scalars("result/personalised/accuracy")[0].value == pytest.approx(
+        run.result["personalised"]["accuracy"]
+    )
 
 
 def test_a_callback_is_told_of_everything_in_order(tmp_path):
@@ -93,7 +126,14 @@ def test_a_callback_is_told_of_everything_in_order(tmp_path):
             told.append(("result", (tmp_path / "x/result.json").exists(), result["rounds"]))
 
     train(settings(rounds=2), tmp_path / "x", progress=False, callbacks=[All()])
-    assert told == [("start", 0, 2), ("round", 1), ("round", 2), "end", ("evaluated", 8, 8), ("result", True, 2)]
+    assert told == [
+        ("start", 0, 2),
+        ("round", 1),
+        ("round", 2),
+        "end",
+        ("evaluated", 8, 8),
+        ("result", True, 2),
+    ]
 
 
 def command(monkeypatch, *arguments):
@@ -103,20 +143,52 @@ def command(monkeypatch, *arguments):
     return ended.value.code or 0
 
 
-FLAGS = ["--num-clients", 6, "--shards-per-client", 3, "--fraction", 0.5, "--rounds", 2, "--personal-epochs", 1]
+FLAGS = [
+    "--num-clients",
+    6,
+    "--shards-per-client",
+    3,
+    "--fraction",
+    0.5,
+    "--rounds",
+    2,
+    "--personal-epochs",
+    1,
+]
 
 
 def test_the_command_line_logs_every_run_of_a_comparison(monkeypatch, tmp_path, capsys):
     out = tmp_path / "c"
-    assert command(monkeypatch, "compare", *FLAGS, "--algorithms", "niw,fedavg", "--seeds", 0, "--out", out, "--log", "csv") == 0
+    assert (
+        command(
+            monkeypatch,
+            "compare",
+            *FLAGS,
+            "--algorithms",
+            "niw,fedavg",
+            "--seeds",
+            0,
+            "--out",
+            out,
+            "--log",
+            "csv",
+        )
+        == 0
+    )
     for name in ("niw", "fedavg"):
         assert len((out / f"{name}-seed0/log.csv").read_text().splitlines()) == 3
     said = capsys.readouterr().err
-    assert "\x1b" not in said and "niw seed 0: round 2/2" in said and "fedavg seed 0: global accuracy" in said  # lines for a log
+    assert (
+        "\x1b" not in said
+        and "niw seed 0: round 2/2" in said
+        and "fedavg seed 0: global accuracy" in said
+    )  # lines for a log
 
 
 def test_an_unknown_logger_is_refused_before_training(monkeypatch, tmp_path, capsys):
-    assert command(monkeypatch, "train", *FLAGS, "--out", tmp_path / "x", "--log", "tensorbored") == 2
+    assert (
+        command(monkeypatch, "train", *FLAGS, "--out", tmp_path / "x", "--log", "tensorbored") == 2
+    )
     assert "did you mean 'tensorboard'" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "x").exists()
 
@@ -136,17 +208,26 @@ def test_a_live_table_shows_private_runs_and_regressions_too():
     row = shown.callback("one")
     row.on_start(0, 3)
     for done, (loss, score, says) in enumerate(
-        [(0.5, 0.25, ["loss 0.500", "score 0.250"]), (0.5, None, ["loss 0.500"]), (None, None, [])], start=1
+        [(0.5, 0.25, ["loss 0.500", "score 0.250"]), (0.5, None, ["loss 0.500"]), (None, None, [])],
+        start=1,
     ):
         row.on_round({"loss": loss, "score": score}, State({}, done=done))
         cells = [list(column.cells) for column in shown._table().columns]
-        assert [str(c[0]) for c in cells[1:4]] == [f"round {done}/3", *says, *([""] * (2 - len(says)))]
+        assert [str(c[0]) for c in cells[1:4]] == [
+            f"round {done}/3",
+            *says,
+            *([""] * (2 - len(says))),
+        ]
 
 
 def test_numbers_that_come_later_have_a_column_too(tmp_path):
     log = loggers.CsvLog(tmp_path / "x")
     log.on_start(0, 3)
-    for record in ({"round": 1, "a": 1.0}, {"round": 2, "a": 2.0, "b": 5.0}, {"round": 3, "b": 6.0}):
+    for record in (
+        {"round": 1, "a": 1.0},
+        {"round": 2, "a": 2.0, "b": 5.0},
+        {"round": 3, "b": 6.0},
+    ):
         log.on_round(record, State({}))
     assert lines_of(tmp_path / "x/log.csv") == [
         {"round": "1", "a": "1.0", "b": ""},
@@ -160,7 +241,9 @@ def test_loggers_are_told_what_is_spent_of_privacy(tmp_path):
     chosen = settings(dp_noise=1.0, rounds=2)
     train(chosen, tmp_path / "x", progress=False, callbacks=loggers.make(["csv"], tmp_path / "x"))
     records = [json.loads(line) for line in (tmp_path / "x/rounds.jsonl").read_text().splitlines()]
-    assert [float(row["epsilon"]) for row in lines_of(tmp_path / "x/log.csv")] == [record["epsilon"] for record in records]
+    assert [float(row["epsilon"]) for row in lines_of(tmp_path / "x/log.csv")] == [
+        record["epsilon"] for record in records
+    ]
 
 
 def test_a_callback_of_no_class_of_ours_may_lack_what_it_does_not_need(tmp_path):

@@ -47,7 +47,9 @@ def gradients(network, weights, x, y, train_head=True, counts=None, seeds=None):
     body = torch.full_like(weights.theta, torch.nan)  # whatever is not written stays NaN
     head = torch.full_like(weights.head, torch.nan) if train_head else None
     bound = network.bind(weights, body, head)
-    bound.differentiate(x, cross_entropy(y), counts=counts or [batch] * count, seeds=seeds or list(range(count)))
+    bound.differentiate(
+        x, cross_entropy(y), counts=counts or [batch] * count, seeds=seeds or list(range(count))
+    )
     return body, head
 
 
@@ -57,7 +59,9 @@ def state(module):
 
 def unchanged(module, before):
     after = module.state_dict()
-    return before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    return before.keys() == after.keys() and all(
+        torch.equal(before[key], after[key]) for key in before
+    )
 
 
 class TwoHeads(nn.Module):
@@ -74,7 +78,10 @@ class TwoHeads(nn.Module):
         self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, x):
-        return self.extra(self.out(self.body(x.unsqueeze(1)) * self.scale + self.offset)) / self.temperature
+        return (
+            self.extra(self.out(self.body(x.unsqueeze(1)) * self.scale + self.offset))
+            / self.temperature
+        )
 
 
 def two_heads():
@@ -98,7 +105,9 @@ def test_the_vectors_hold_every_tensor_once(make):
         (network.head_slots, network.head),
         (network.buffer_slots, network.buffers),
     ):
-        assert [s.start for s in slots] == [0, *[s.stop for s in slots]][: len(slots)]  # side by side, in order
+        assert [s.start for s in slots] == [0, *[s.stop for s in slots]][
+            : len(slots)
+        ]  # side by side, in order
         for slot in slots:
             assert torch.equal(slot.of(vector), tensors[slot.name])
 
@@ -121,7 +130,9 @@ def test_a_vector_goes_into_the_module_and_comes_back():
                 tensors[slot.name].data.copy_(slot.of(vector[c]))
         torch.testing.assert_close(module(x[c]), outputs[c], **EXACT)
         again = Network(module)
-        assert torch.equal(again.theta, weights.theta[c]) and torch.equal(again.head, weights.head[c])
+        assert torch.equal(again.theta, weights.theta[c]) and torch.equal(
+            again.head, weights.head[c]
+        )
         assert torch.equal(again.buffers, weights.buffers[c])
 
 
@@ -134,7 +145,10 @@ def test_the_head_is_the_last_linear_layer_unless_named():
     none = Network(module, head="")
     assert len(none.head) == 0 and none.num_params == sum(p.numel() for p in module.parameters())
     container = Network(
-        nn.Sequential(OrderedDict(body=nn.Linear(2, 2), heads=nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))), head="heads"
+        nn.Sequential(
+            OrderedDict(body=nn.Linear(2, 2), heads=nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
+        ),
+        head="heads",
     )
     assert len(container.head) == 6 + 9 and container.num_params == 6
 
@@ -150,7 +164,9 @@ def test_a_single_linear_layer_is_all_body():
 
 
 def test_a_head_that_does_not_exist_is_refused():
-    with pytest.raises(InputError, match=r"head='fc' names no submodule: choose from hidden, act, head"):
+    with pytest.raises(
+        InputError, match=r"head='fc' names no submodule: choose from hidden, act, head"
+    ):
         Network(mlp(), head="fc")
 
 
@@ -175,7 +191,9 @@ def test_frozen_parameters_stay_out_and_keep_their_value(wrap):
     module = layers if wrap is nn.Identity else Wrapped(layers)
     network = Network(module)
     assert network.batches_clients == (wrap is nn.Identity)
-    assert not any(s.name.endswith("hidden.bias") for s in (*network.body_slots, *network.head_slots))
+    assert not any(
+        s.name.endswith("hidden.bias") for s in (*network.body_slots, *network.head_slots)
+    )
     frozen = layers.hidden.bias.clone()
     weights = perturbed(network, 2)
     x, y = normal(2, 4, 4), labels(2, 4)
@@ -186,7 +204,9 @@ def test_frozen_parameters_stay_out_and_keep_their_value(wrap):
     changed = copy.deepcopy(layers)
     changed.hidden.bias.data += 1.0
     other = Network(changed if wrap is nn.Identity else Wrapped(changed))
-    assert not torch.allclose(other.outputs(weights, x), network.outputs(weights, x))  # so it is used
+    assert not torch.allclose(
+        other.outputs(weights, x), network.outputs(weights, x)
+    )  # so it is used
     assert torch.equal(other.theta, network.theta)
 
 
@@ -227,7 +247,17 @@ def test_the_original_module_is_never_changed():
 
 # ---- the stacked path equals torch's own evaluation, client by client
 
-ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+ACTIVATIONS = (
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Softplus,
+    nn.Identity,
+)
 
 
 def frozen_middle():
@@ -250,10 +280,16 @@ def one_activation_twice():
 STACKED = {
     "two layers": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
     "one layer": lambda: nn.Sequential(nn.Linear(4, 3)),
-    "no bias": lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)),
+    "no bias": lambda: nn.Sequential(
+        nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)
+    ),
     "flatten": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)),
-    "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.GELU())), nn.Linear(5, 3)),
-    "every activation": lambda: nn.Sequential(nn.Linear(4, 4), *(layer for a in ACTIVATIONS for layer in (a(), nn.Linear(4, 4)))),
+    "nested": lambda: nn.Sequential(
+        nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.GELU())), nn.Linear(5, 3)
+    ),
+    "every activation": lambda: nn.Sequential(
+        nn.Linear(4, 4), *(layer for a in ACTIVATIONS for layer in (a(), nn.Linear(4, 4)))
+    ),
     "no parameters": lambda: nn.Sequential(nn.Identity(), nn.Linear(4, 3), nn.Identity()),
     "frozen layer": frozen_middle,
     "frozen weight": frozen_first_weight,
@@ -273,7 +309,9 @@ def test_stacked_equals_client_by_client(name, train_head):
     x, y = normal(3, 6, *((2, 2) if name == "flatten" else (4,))), labels(3, 6, classes=3)
     torch.testing.assert_close(stacked.outputs(weights, x), generic.outputs(weights, x), **EXACT)
     shared = normal(6, *x.shape[2:], seed=3).expand(3, *x.shape[1:])  # one batch for all clients
-    torch.testing.assert_close(stacked.outputs(weights, shared), generic.outputs(weights, shared), **EXACT)
+    torch.testing.assert_close(
+        stacked.outputs(weights, shared), generic.outputs(weights, shared), **EXACT
+    )
     ours, theirs = (gradients(network, weights, x, y, train_head) for network in (stacked, generic))
     torch.testing.assert_close(ours[0], theirs[0], **EXACT)
     if train_head:
@@ -291,8 +329,13 @@ def test_the_heads_gradient_alone_is_the_same_and_touches_no_body(make):
     found, buffers = [], []
     for want_body in (True, False):
         weights = perturbed(network, 2)
-        body, head = torch.full_like(weights.theta, torch.nan), torch.full_like(weights.head, torch.nan)
-        network.bind(weights, body if want_body else None, head).differentiate(x, cross_entropy(y), counts=[6, 6], seeds=[0, 1])
+        body, head = (
+            torch.full_like(weights.theta, torch.nan),
+            torch.full_like(weights.head, torch.nan),
+        )
+        network.bind(weights, body if want_body else None, head).differentiate(
+            x, cross_entropy(y), counts=[6, 6], seeds=[0, 1]
+        )
         found.append(head)
         buffers.append(weights.buffers)
         assert body.isnan().all() == (not want_body)
@@ -329,7 +372,9 @@ def hooked():
         one_layer_twice,
         lambda: nn.Sequential(nn.Linear(4, 4), Doubled(), nn.Linear(4, 3)),
         hooked,
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 3)),
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 3)
+        ),
         lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)),
         lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(0), nn.Linear(4, 3)),
     ],
@@ -342,8 +387,12 @@ def test_what_is_more_than_linear_layers_and_activations_is_left_to_torch(make):
     weights, x, y = perturbed(network, 2), normal(2, 5, 4), labels(2, 5)
     body, head = gradients(network, weights, x, y)
     for c in range(2):
-        tensors = {s.name: s.of(weights.theta[c]).clone().requires_grad_() for s in network.body_slots}
-        tensors |= {s.name: s.of(weights.head[c]).clone().requires_grad_() for s in network.head_slots}
+        tensors = {
+            s.name: s.of(weights.theta[c]).clone().requires_grad_() for s in network.body_slots
+        }
+        tensors |= {
+            s.name: s.of(weights.head[c]).clone().requires_grad_() for s in network.head_slots
+        }
         outputs = functional_call(layers, tensors, (x[c],))
         torch.testing.assert_close(network.outputs(weights, x)[c], outputs.detach(), **EXACT)
         functional.cross_entropy(outputs, y[c]).backward()
@@ -366,7 +415,10 @@ def test_generic_evaluation_ignores_padding():
 
 
 def test_inputs_are_scaled():
-    module, scaling = mlp(), Scaling(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.5, 1.0, 2.0, 4.0]))
+    module, scaling = (
+        mlp(),
+        Scaling(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.5, 1.0, 2.0, 4.0])),
+    )
     network = Network(module, scaling=scaling)
     x = normal(1, 5, 4)
     expected = module((x[0] - scaling.mean) / scaling.std).detach()
@@ -390,7 +442,10 @@ def test_running_statistics_are_those_of_an_ordinary_training_step():
             for slot in slots:
                 torch.testing.assert_close(slot.of(gradient[c]), grads[slot.name], **EXACT)
         torch.testing.assert_close(
-            network.outputs(Weights(*(v[c : c + 1] for v in (weights.theta, weights.head, weights.buffers))), x[c : c + 1])[0],
+            network.outputs(
+                Weights(*(v[c : c + 1] for v in (weights.theta, weights.head, weights.buffers))),
+                x[c : c + 1],
+            )[0],
             reference.eval()(x[c]).detach(),
             **EXACT,
         )
@@ -420,10 +475,18 @@ def test_batch_statistics_need_no_buffers_and_depend_on_the_batch():
 
 def test_integer_buffers_stay_as_they_are():
     network = Network(two_heads())
-    assert {s.name for s in network.buffer_slots} == {"body.1.running_mean", "body.1.running_var", "scale"}
+    assert {s.name for s in network.buffer_slots} == {
+        "body.1.running_mean",
+        "body.1.running_var",
+        "scale",
+    }
     weights = initial(network, 2)
     gradients(network, weights, normal(2, 5, 4), labels(2, 5))
-    assert network.module.body[1].num_batches_tracked == 0 and network.module.table.tolist() == [0, 1, 2]
+    assert network.module.body[1].num_batches_tracked == 0 and network.module.table.tolist() == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_a_running_mean_over_all_batches_is_refused():
@@ -461,7 +524,9 @@ def test_evaluation_is_without_dropout():
     network = Network(dropout_net())
     module = dropout_net().eval()
     x = normal(1, 6, 4)
-    torch.testing.assert_close(network.outputs(initial(network), x)[0], module(x[0]).detach(), **EXACT)
+    torch.testing.assert_close(
+        network.outputs(initial(network), x)[0], module(x[0]).detach(), **EXACT
+    )
 
 
 # ---- columns, the units of dropout
@@ -481,7 +546,9 @@ def test_columns_are_the_weights_that_leave_one_input_unit():
     network = Network(module)
     columns = network.columns
     places = torch.arange(network.num_params).unsqueeze(0)
-    groups = [column.flatten() for column in columns.of(places, [(0, g) for g in range(len(columns))])]
+    groups = [
+        column.flatten() for column in columns.of(places, [(0, g) for g in range(len(columns))])
+    ]
     assert len(groups) == 2 + 3 + 3 + 32  # none for biases, none in the head
     members = torch.cat(groups).tolist()
     assert len(set(members)) == len(members)
@@ -511,15 +578,22 @@ def test_columns_are_kept_with_the_given_probability():
 
 def test_columns_lie_where_they_say():
     columns = Network(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))).columns
-    vectors = torch.arange(32).view(4, 8)[1:]  # weight [2, 3] and bias [2] of the body; rows of a larger matrix
-    assert [column.tolist() for column in columns.of(vectors, [(0, 1), (2, 0)])] == [[9, 12], [24, 27]]
+    vectors = torch.arange(32).view(4, 8)[
+        1:
+    ]  # weight [2, 3] and bias [2] of the body; rows of a larger matrix
+    assert [column.tolist() for column in columns.of(vectors, [(0, 1), (2, 0)])] == [
+        [9, 12],
+        [24, 27],
+    ]
     assert columns.of(vectors, []) == []
 
 
 # ---- the gate
 
 
-@pytest.mark.parametrize("make", [mlp, batch_norm_net, dropout_net, two_heads, lambda: Wrapped(mlp())])
+@pytest.mark.parametrize(
+    "make", [mlp, batch_norm_net, dropout_net, two_heads, lambda: Wrapped(mlp())]
+)
 def test_a_gate_exists_for_any_module_with_a_linear_head(make):
     network = Network(make())
     gate = network.gate(4)
@@ -530,7 +604,9 @@ def test_a_gate_exists_for_any_module_with_a_linear_head(make):
     assert network.outputs(initial(network), normal(1, 5, 4)).shape == (1, 5, 3)
     outputs = gate.outputs(initial(gate), normal(1, 5, 4))
     assert outputs.shape == (1, 5, 4) and outputs.std() > 0
-    assert torch.equal(Network(make()).gate(4).head, gate.head)  # the same on every client and after every restart
+    assert torch.equal(
+        Network(make()).gate(4).head, gate.head
+    )  # the same on every client and after every restart
     assert gate.head.abs().max() <= inputs**-0.5 and len(gate.head.unique()) == gate.head.numel()
 
 
@@ -540,10 +616,14 @@ def test_a_gate_reads_the_input_of_the_head():
     gate, x = network.gate(2), normal(1, 5, 4)
     features = module.act(module.hidden(x[0])).detach()
     weight, bias = gate.head[:10].view(2, 5), gate.head[10:]
-    torch.testing.assert_close(gate.outputs(initial(gate), x)[0], features @ weight.T + bias, **EXACT)
+    torch.testing.assert_close(
+        gate.outputs(initial(gate), x)[0], features @ weight.T + bias, **EXACT
+    )
 
 
-@pytest.mark.parametrize(("make", "head"), [(mlp, ""), (mlp, "act"), (lambda: nn.Linear(4, 3), None)])
+@pytest.mark.parametrize(
+    ("make", "head"), [(mlp, ""), (mlp, "act"), (lambda: nn.Linear(4, 3), None)]
+)
 def test_no_gate_without_a_linear_head(make, head):
     with pytest.raises(InputError, match="a gate needs a linear head"):
         Network(make(), head=head).gate(2)
@@ -554,16 +634,25 @@ def test_no_gate_without_a_linear_head(make, head):
 
 def test_mobilenet_has_the_papers_parameters():
     with torch.device("meta"):
-        whole, quarter = nets.mobilenet((3, 32, 32), 100), nets.mobilenet((3, 32, 32), 100, width=0.25)
+        whole, quarter = (
+            nets.mobilenet((3, 32, 32), 100),
+            nets.mobilenet((3, 32, 32), 100, width=0.25),
+        )
 
     def split(module):
-        body = sum(p.numel() for name, p in module.named_parameters() if not name.startswith("head."))
+        body = sum(
+            p.numel() for name, p in module.named_parameters() if not name.startswith("head.")
+        )
         return body, sum(p.numel() for p in module.parameters())
 
     assert split(whole) == (3_206_976, 3_309_476)
     assert split(quarter)[0] == 213_072
     network = Network(nets.mobilenet((3, 32, 32), 100, width=0.25), batch_norm="batch")
-    assert network.num_params == 213_072 and len(network.head) == 256 * 100 + 100 and len(network.buffers) == 0
+    assert (
+        network.num_params == 213_072
+        and len(network.head) == 256 * 100 + 100
+        and len(network.buffers) == 0
+    )
     assert network.outputs(initial(network), torch.rand(1, 2, 3, 32, 32)).shape == (1, 2, 100)
     last = [m for m in whole.features.modules() if isinstance(m, nn.Conv2d)][-1]
     assert (last.in_channels, last.out_channels, last.bias) == (1024, 1024, None)
@@ -574,13 +663,17 @@ def plain_mobilenet(x, weights, strides, eps=1e-5):
 
     def normalised(x, scale, shift):
         mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, unbiased=False)
-        return torch.relu((x - mean) / (var + eps).sqrt() * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1))
+        return torch.relu(
+            (x - mean) / (var + eps).sqrt() * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+        )
 
     weights = iter(weights)
     x = normalised(functional.conv2d(x, next(weights), padding=1), next(weights), next(weights))
     for stride in strides:
         x = normalised(
-            functional.conv2d(x, next(weights), stride=stride, padding=1, groups=x.shape[1]), next(weights), next(weights)
+            functional.conv2d(x, next(weights), stride=stride, padding=1, groups=x.shape[1]),
+            next(weights),
+            next(weights),
         )
         x = normalised(functional.conv2d(x, next(weights)), next(weights), next(weights))
     return functional.linear(x.mean((2, 3)), next(weights), next(weights))
@@ -592,15 +685,25 @@ def test_mobilenet_is_its_definition_whatever_makes_it_fast(shape, layout):
     torch.manual_seed(0)
     module = nets.mobilenet(shape, 7, width=0.25).double()
     x = torch.randn(5, *shape, dtype=torch.double).contiguous(memory_format=layout)
-    found, wanted = module(x), plain_mobilenet(x, module.parameters(), [stride for _, stride in BLOCKS])
+    found, wanted = (
+        module(x),
+        plain_mobilenet(x, module.parameters(), [stride for _, stride in BLOCKS]),
+    )
     torch.testing.assert_close(found, wanted)
-    slopes = [torch.autograd.grad(out.square().sum(), list(module.parameters())) for out in (found, wanted)]
+    slopes = [
+        torch.autograd.grad(out.square().sum(), list(module.parameters()))
+        for out in (found, wanted)
+    ]
     torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-9)
 
 
 def test_mobilenets_weights_have_the_names_they_always_had():
     names = list(dict(nets.mobilenet((3, 32, 32), 100, width=0.25).named_parameters()))
-    one = [f"{kind}.{part}" for kind in ("depthwise", "pointwise") for part in ("conv.weight", "norm.weight", "norm.bias")]
+    one = [
+        f"{kind}.{part}"
+        for kind in ("depthwise", "pointwise")
+        for part in ("conv.weight", "norm.weight", "norm.bias")
+    ]
     blocks = [f"features.{k}.{part}" for k in range(1, 14) for part in one]
     stem = [f"features.0.{part}" for part in ("conv.weight", "norm.weight", "norm.bias")]
     assert names == [*stem, *blocks, "head.weight", "head.bias"]
@@ -621,7 +724,10 @@ def test_convnet():
     with pytest.raises(InputError, match=r"\(64,\)"):
         nets.convnet((64,), 10)
     larger = Network(nets.convnet((1, 28, 28), 62, hidden=128))
-    assert larger.num_params == network.num_params + 1568 * 128 + 128 and len(larger.head) == 128 * 62 + 62
+    assert (
+        larger.num_params == network.num_params + 1568 * 128 + 128
+        and len(larger.head) == 128 * 62 + 62
+    )
     assert larger.outputs(initial(larger, 2), torch.zeros(2, 3, 1, 28, 28)).shape == (2, 3, 62)
     with pytest.raises(InputError, match="hidden=-1"):
         nets.convnet((1, 28, 28), 10, hidden=-1)
@@ -629,7 +735,11 @@ def test_convnet():
 
 def test_mlp_knows_the_client_axis():
     network = Network(nets.mlp((1, 28, 28), 10))
-    assert network.batches_clients and network.num_params == 784 * 256 + 256 and len(network.head) == 2570
+    assert (
+        network.batches_clients
+        and network.num_params == 784 * 256 + 256
+        and len(network.head) == 2570
+    )
 
 
 @pytest.mark.parametrize("shape", [(784,), (3, 8, 8)])
@@ -652,7 +762,11 @@ class Classic(nn.Module):
 
     def __init__(self, flat):
         super().__init__()
-        self.conv, self.out, self.flat = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 6 * 5, 3), flat
+        self.conv, self.out, self.flat = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Linear(4 * 6 * 5, 3),
+            flat,
+        )
 
     def forward(self, x):
         x = self.conv(x).relu()
@@ -668,9 +782,14 @@ def test_images_come_with_their_channels_innermost_where_the_module_takes_them_s
         assert torch.equal(prepared, x)
         assert prepared[0].is_contiguous(memory_format=torch.channels_last) == (flat == "flatten")
         # as crop_and_flip leaves them
-        assert network.prepare(x.movedim(2, -1).contiguous().movedim(-1, 2))[0].is_contiguous() == (flat == "view")
+        assert network.prepare(x.movedim(2, -1).contiguous().movedim(-1, 2))[0].is_contiguous() == (
+            flat == "view"
+        )
         weights = initial(network, 2)
-        found[flat] = network.outputs(weights, x), *gradients(network, weights, prepared, labels(2, 5))
+        found[flat] = (
+            network.outputs(weights, x),
+            *gradients(network, weights, prepared, labels(2, 5)),
+        )
     for one, other in zip(found["view"], found["flatten"], strict=True):
         torch.testing.assert_close(one, other, **EXACT)
 
@@ -679,7 +798,9 @@ def test_grey_images_too():
     """With one channel both orders are contiguous, and a convolution keeps the order that the strides say."""
     with seeded():
         conv = torch.nn.Conv2d(1, 4, 3)
-        network = Network(torch.nn.Sequential(conv, torch.nn.Flatten(), torch.nn.Linear(4 * 4 * 3, 2)))
+        network = Network(
+            torch.nn.Sequential(conv, torch.nn.Flatten(), torch.nn.Linear(4 * 4 * 3, 2))
+        )
     prepared = network.prepare(normal(2, 5, 1, 6, 5).float())
     assert prepared[0].stride() == (30, 1, 5, 1)
     assert conv(prepared[0]).stride()[1] == 1

@@ -21,7 +21,14 @@ from fedhb.likelihood import Categorical, GaussianRegression, calibration_error
 from fedhb.runs.from_settings import make_clients
 from fedhb.runs.settings import Settings
 
-QUICK = {"rounds": 2, "fraction": 0.5, "batch_size": 20, "personal_epochs": 1, "progress": False, "workers": 1}
+QUICK = {
+    "rounds": 2,
+    "fraction": 0.5,
+    "batch_size": 20,
+    "personal_epochs": 1,
+    "progress": False,
+    "workers": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +48,10 @@ def evaluation(path):
 
 def test_a_result_does_not_depend_on_what_is_recorded(clients, tmp_path):
     for algorithm in (fedhb.NIW(), fedhb.Mixture(), fedhb.FedEM()):
-        kept, plain = fit(clients, algorithm, tmp_path / algorithm.name), fit(clients, algorithm, None)
+        kept, plain = (
+            fit(clients, algorithm, tmp_path / algorithm.name),
+            fit(clients, algorithm, None),
+        )
         for key in ("global", "personalised", "per_client"):
             assert kept.result[key] == plain.result[key]
 
@@ -50,7 +60,9 @@ def test_every_client_and_every_metric_is_there(clients, tmp_path):
     run = fit(clients, fedhb.NIW(), tmp_path / "x")
     found = evaluation(tmp_path / "x")
     assert found["clients"]["client"] == [0, 1, 2, 3, 4, 5]
-    assert np.sum(found["clients"]["labels"]) == clients.num_examples == sum(found["clients"]["sizes"])
+    assert (
+        np.sum(found["clients"]["labels"]) == clients.num_examples == sum(found["clients"]["sizes"])
+    )
     for task in ("global", "personalised"):
         for name, values in found["metrics"][task].items():
             assert np.mean(values) == pytest.approx(run.result[task][name], rel=1e-4)
@@ -89,10 +101,16 @@ def test_the_layers_of_niw_and_the_prototypes_of_a_mixture(clients, tmp_path):
 def test_the_spread_is_that_of_the_personal_models(clients, tmp_path):
     run = fit(clients, fedhb.FedAvg(), tmp_path / "x")
     server, plan = run.state.server, run.personal_plan
-    personal = run.algorithm.personalise(run.problem, server, clients, {}, plan, run.rng).theta[:, 0]
+    personal = run.algorithm.personalise(run.problem, server, clients, {}, plan, run.rng).theta[
+        :, 0
+    ]
     slot = run.problem.network.body_slots[0]
-    deviation = personal[:, slot.start : slot.stop].double().var(0, correction=0).mean().sqrt().item()
-    assert evaluation(tmp_path / "x")["posterior"]["spread"][0] == pytest.approx(deviation, rel=1e-3)
+    deviation = (
+        personal[:, slot.start : slot.stop].double().var(0, correction=0).mean().sqrt().item()
+    )
+    assert evaluation(tmp_path / "x")["posterior"]["spread"][0] == pytest.approx(
+        deviation, rel=1e-3
+    )
 
 
 def test_unseen_inputs_of_the_users_own(clients, tmp_path):
@@ -106,8 +124,17 @@ def test_unseen_inputs_of_the_users_own(clients, tmp_path):
 
 def test_regression_has_coverage_instead_of_confidence(tmp_path):
     rng = np.random.default_rng(0)
-    pairs = [(x := rng.normal(size=(30, 2)), x @ [1.0, 2.0] + 0.1 * rng.normal(size=30)) for _ in range(4)]
-    run = fedhb.fit(torch.nn.Linear(2, 2), Clients.from_arrays(pairs, pairs), fedhb.FedAvg(), out=tmp_path / "x", **QUICK)
+    pairs = [
+        (x := rng.normal(size=(30, 2)), x @ [1.0, 2.0] + 0.1 * rng.normal(size=30))
+        for _ in range(4)
+    ]
+    run = fedhb.fit(
+        torch.nn.Linear(2, 2),
+        Clients.from_arrays(pairs, pairs),
+        fedhb.FedAvg(),
+        out=tmp_path / "x",
+        **QUICK,
+    )
     parts = evaluation(tmp_path / "x")["uncertainty"]["global"]
     assert parts["coverage"]["held"][17] == pytest.approx(
         run.result["global"]["coverage"], abs=1e-4
@@ -120,7 +147,12 @@ def test_bins_of_reliability_give_the_calibration_error():
     p = torch.softmax(3 * torch.randn(400, 5, generator=torch.Generator().manual_seed(0)), -1)
     y = torch.randint(5, (400,), generator=torch.Generator().manual_seed(1))
     bins = describe(
-        together([judge(Categorical(5), part, y[k]) for k, part in zip(torch.arange(400).split(90), p.split(90), strict=True)])
+        together(
+            [
+                judge(Categorical(5), part, y[k])
+                for k, part in zip(torch.arange(400).split(90), p.split(90), strict=True)
+            ]
+        )
     )
     gaps = np.abs(np.array(bins["reliability"]["right"]) - bins["reliability"]["confidence"])
     assert gaps.sum() / 400 == pytest.approx(calibration_error(p, y)) and len(gaps) == BINS
@@ -128,7 +160,9 @@ def test_bins_of_reliability_give_the_calibration_error():
 
 def test_rejection_removes_the_least_certain_first():
     p = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.55, 0.45]])
-    found = describe(judge(Categorical(2), p, torch.tensor([0, 1, 0, 1])))["rejection"]  # wrong where it is unsure
+    found = describe(judge(Categorical(2), p, torch.tensor([0, 1, 0, 1])))[
+        "rejection"
+    ]  # wrong where it is unsure
     at = dict(zip(found["rejected"], found["accuracy"], strict=True))
     assert (at[0.0], at[0.25], at[0.5]) == (0.5, pytest.approx(2 / 3), 1.0)
 
@@ -138,9 +172,15 @@ def test_coverage_of_exact_intervals_is_their_level(count):
     y = torch.randn(20_000, count, generator=torch.Generator().manual_seed(0))
     prediction = torch.stack([torch.zeros(20_000, count), torch.ones(20_000, count)], dim=1)
     likelihood = GaussianRegression(num_targets=count)
-    found = describe(together([judge(likelihood, prediction[k], y[k]) for k in torch.arange(20_000).split(6000)]))["coverage"]
-    assert found["held"][17] == pytest.approx(likelihood.metrics(prediction, y)["coverage"], abs=1e-9)
-    assert np.abs(np.array(found["held"]) - found["level"]).max() < 0.018  # five standard errors of a share of 20,000
+    found = describe(
+        together([judge(likelihood, prediction[k], y[k]) for k in torch.arange(20_000).split(6000)])
+    )["coverage"]
+    assert found["held"][17] == pytest.approx(
+        likelihood.metrics(prediction, y)["coverage"], abs=1e-9
+    )
+    assert (
+        np.abs(np.array(found["held"]) - found["level"]).max() < 0.018
+    )  # five standard errors of a share of 20,000
 
 
 def test_entropy_tells_apart():
@@ -152,10 +192,16 @@ def test_entropy_tells_apart():
 
 def test_sketches_keep_distances_and_come_from_the_seed():
     theta = torch.randn(8, 5000, generator=torch.Generator().manual_seed(0))
-    theta[4:] += torch.tensor([0.5, 1.0, 2.0, 4.0]).unsqueeze(1)  # whole vectors apart: only signs keep these from adding up
+    theta[4:] += torch.tensor([0.5, 1.0, 2.0, 4.0]).unsqueeze(
+        1
+    )  # whole vectors apart: only signs keep these from adding up
     found = Sketch(5000, 3, torch.device("cpu"))(theta)
-    ratio = (torch.cdist(found, found) / torch.cdist(theta.double(), theta.double()))[~torch.eye(8, dtype=bool)]
-    assert (ratio - 1).abs().max() < 5 / math.sqrt(2 * WIDTH)  # five standard deviations of a sketched length
+    ratio = (torch.cdist(found, found) / torch.cdist(theta.double(), theta.double()))[
+        ~torch.eye(8, dtype=bool)
+    ]
+    assert (ratio - 1).abs().max() < 5 / math.sqrt(
+        2 * WIDTH
+    )  # five standard deviations of a sketched length
     assert torch.equal(found, Sketch(5000, 3, torch.device("cpu"))(theta))
     assert not torch.equal(found, Sketch(5000, 4, torch.device("cpu"))(theta))
 
@@ -164,12 +210,17 @@ def test_labels_are_counted_for_a_selection():
     some = Clients.from_arrays(builders.arrays())
     counts = count_labels(some.select([2, 0]))
     assert counts.sum(1).tolist() == [12, 7]
-    assert counts[1].tolist() == np.bincount(builders.arrays()[0][1], minlength=builders.CLASSES).tolist()
+    assert (
+        counts[1].tolist()
+        == np.bincount(builders.arrays()[0][1], minlength=builders.CLASSES).tolist()
+    )
 
 
 def test_shuffled_inputs_keep_the_values_of_each_image_or_column(clients):
     _, x = shuffled(clients.test, 0)
-    assert sorted(map(int, x.sum((1, 2, 3)))) == sorted(map(int, clients.test.x[clients.test.rows].sum((1, 2, 3))))
+    assert sorted(map(int, x.sum((1, 2, 3)))) == sorted(
+        map(int, clients.test.x[clients.test.rows].sum((1, 2, 3)))
+    )
     table = Clients.from_arrays(builders.arrays(), builders.arrays()).test
     _, mixed = shuffled(table, 0)
     assert torch.allclose(mixed.sort(0).values, table.x.sort(0).values)
@@ -177,13 +228,20 @@ def test_shuffled_inputs_keep_the_values_of_each_image_or_column(clients):
 
 
 def test_rounded_leaves_no_infinity():
-    assert rounded({"a": [1.23456789, float("nan"), 3], "b": "x"}) == {"a": [1.2346, None, 3], "b": "x"}
+    assert rounded({"a": [1.23456789, float("nan"), 3], "b": "x"}) == {
+        "a": [1.2346, None, 3],
+        "b": "x",
+    }
 
 
 def test_a_class_is_left_out_of_training_and_test_and_called_unseen(tmp_path):
     path = finished.one(tmp_path / "x", "fedavg", unseen="3")
     found = evaluation(path)
-    assert np.sum(found["clients"]["labels"], axis=0)[3] == 0 < np.sum(found["clients"]["labels"], axis=0)[4]
+    assert (
+        np.sum(found["clients"]["labels"], axis=0)[3]
+        == 0
+        < np.sum(found["clients"]["labels"], axis=0)[4]
+    )
     assert found["uncertainty"]["global"]["entropy"]["what"] == "class 3, which no client has"
     plain = make_clients(Settings.resolve(finished.SMALL, {}))[0]
     without = make_clients(Settings.resolve(finished.SMALL | {"unseen": "3"}, {}))[0]
@@ -198,7 +256,9 @@ def test_another_file_is_unseen(tmp_path):
     assert found["uncertainty"]["global"]["entropy"]["what"] == "noise"
 
 
-@pytest.mark.parametrize(("unseen", "said"), [("10", "no class of digits"), ("nowhere", "unknown data set")])
+@pytest.mark.parametrize(
+    ("unseen", "said"), [("10", "no class of digits"), ("nowhere", "unknown data set")]
+)
 def test_what_cannot_be_unseen_is_refused_before_training(unseen, said, tmp_path):
     with pytest.raises(fedhb.InputError, match=said):
         finished.one(tmp_path / "x", "fedavg", unseen=unseen)

@@ -21,7 +21,12 @@ from fedhb.runs.settings import Settings
 def dataset(train, test, num_classes=None, **clients) -> Dataset:
     train, test = np.asarray(train), np.asarray(test)
     x, x_test = (np.zeros((len(y), 2), np.uint8) for y in (train, test))
-    return Dataset("toy", Examples(x, train, clients.get("held_by")), Examples(x_test, test, clients.get("test_by")), num_classes)
+    return Dataset(
+        "toy",
+        Examples(x, train, clients.get("held_by")),
+        Examples(x_test, test, clients.get("test_by")),
+        num_classes,
+    )
 
 
 def counts(rows, labels, classes) -> np.ndarray:
@@ -37,7 +42,11 @@ def assert_partition(rows, n) -> None:
 
 
 def same(a, b) -> bool:
-    return all(np.array_equal(p, q) for first, second in zip(a, b, strict=True) for p, q in zip(first, second, strict=True))
+    return all(
+        np.array_equal(p, q)
+        for first, second in zip(a, b, strict=True)
+        for p, q in zip(first, second, strict=True)
+    )
 
 
 labels_strategy = st.lists(st.integers(0, 6), min_size=12, max_size=150).map(np.array)
@@ -46,7 +55,9 @@ labels_strategy = st.lists(st.integers(0, 6), min_size=12, max_size=150).map(np.
 # ---- shards
 
 
-@given(labels_strategy, labels_strategy, st.integers(1, 8), st.integers(1, 6), st.integers(0, 2**31))
+@given(
+    labels_strategy, labels_strategy, st.integers(1, 8), st.integers(1, 6), st.integers(0, 2**31)
+)
 def test_shards_partition_and_match(train, test, num_clients, per_client, seed):
     test = train[test % len(train)]  # every test class has training examples
     assume(len(np.unique(train)) <= num_clients * per_client <= len(train))
@@ -72,13 +83,22 @@ def test_shards_of_equal_classes_are_fedbabus():
     rows, test_rows = shard_rows(train, test, 100, 5, seed=1)
     held, held_test = counts(rows, train, 10), counts(test_rows, test, 10)
     assert (held.sum(axis=1) == 60).all() and (held_test.sum(axis=1) == 10).all()
-    np.testing.assert_array_equal(held, 6 * held_test)  # the same matrix of classes, shards of 12 and 2
-    assert set(np.unique(held)) <= {0, 12, 24, 36, 48, 60} and (held == 24).any()  # a class may be dealt twice
+    np.testing.assert_array_equal(
+        held, 6 * held_test
+    )  # the same matrix of classes, shards of 12 and 2
+    assert (
+        set(np.unique(held)) <= {0, 12, 24, 36, 48, 60} and (held == 24).any()
+    )  # a class may be dealt twice
 
 
-@pytest.mark.parametrize(("classes", "per_client", "distinct"), [(10, 5, 4.13), (100, 10, 9.60), (100, 100, 63.6)])
+@pytest.mark.parametrize(
+    ("classes", "per_client", "distinct"), [(10, 5, 4.13), (100, 10, 9.60), (100, 100, 63.6)]
+)
 def test_mean_number_of_distinct_classes(classes, per_client, distinct):
-    train, test = np.repeat(np.arange(classes), 100 * per_client // classes * 2), np.arange(classes * 10) % classes
+    train, test = (
+        np.repeat(np.arange(classes), 100 * per_client // classes * 2),
+        np.arange(classes * 10) % classes,
+    )
     means = []
     for seed in range(10):
         rows, _ = shard_rows(train, np.repeat(test, 10), 100, per_client, seed)
@@ -115,7 +135,10 @@ def test_train_and_test_shards_are_dealt_independently():
 
 
 def test_few_test_examples_still_reach_every_client():
-    train, test = np.repeat(np.arange(10), 144), np.repeat(np.arange(10), 36)  # 50 shards of each class
+    train, test = (
+        np.repeat(np.arange(10), 144),
+        np.repeat(np.arange(10), 36),
+    )  # 50 shards of each class
     for seed in range(20):
         _, test_rows = shard_rows(train, test, 100, 5, seed)
         assert min(map(len, test_rows)) > 0
@@ -156,7 +179,10 @@ def test_a_class_without_training_examples_is_refused():
 
 @pytest.mark.parametrize("seed", [-1, 1.5])
 def test_bad_seeds_are_refused(seed):
-    for draw in (lambda: shard_rows(np.zeros(9, int), np.zeros(9, int), 3, 1, seed), lambda: iid_rows(9, 9, 3, seed)):
+    for draw in (
+        lambda: shard_rows(np.zeros(9, int), np.zeros(9, int), 3, 1, seed),
+        lambda: iid_rows(9, 9, 3, seed),
+    ):
         with pytest.raises(InputError, match=f"seed={seed}"):
             draw()
 
@@ -181,7 +207,9 @@ def test_allot_is_equal_where_classes_are(classes, size, each):
 # ---- Dirichlet
 
 
-@given(labels_strategy, labels_strategy, st.integers(1, 8), st.floats(0.05, 1e4), st.integers(0, 2**31))
+@given(
+    labels_strategy, labels_strategy, st.integers(1, 8), st.floats(0.05, 1e4), st.integers(0, 2**31)
+)
 def test_dirichlet_partitions(train, test, num_clients, alpha, seed):
     try:
         rows, test_rows = dirichlet_rows(train, test, num_clients, alpha, seed)
@@ -201,7 +229,9 @@ def test_dirichlet_proportions_match_in_train_and_test(alpha, seed):
     train, test = np.repeat(np.arange(5), 2000), np.repeat(np.arange(5), 500)
     rows, test_rows = dirichlet_rows(train, test, 10, alpha, seed)
     held, held_test = counts(rows, train, 5), counts(test_rows, test, 5)
-    assert (np.abs(held / 2000 - held_test / 500) <= 1 / 2000 + 1 / 500).all()  # both edges of a cut are rounded
+    assert (
+        np.abs(held / 2000 - held_test / 500) <= 1 / 2000 + 1 / 500
+    ).all()  # both edges of a cut are rounded
 
 
 @pytest.mark.parametrize("alpha", [1e9, 1e300, float("inf")])
@@ -213,7 +243,10 @@ def test_a_large_alpha_is_uniform(alpha):
 
 
 def test_a_large_alpha_spreads_few_test_examples_over_all_clients():
-    train, test = np.repeat(np.arange(10), 100), np.repeat(np.arange(10), 6)  # 6 test examples of a class, 10 clients
+    train, test = (
+        np.repeat(np.arange(10), 100),
+        np.repeat(np.arange(10), 6),
+    )  # 6 test examples of a class, 10 clients
     _, test_rows = dirichlet_rows(train, test, 10, float("inf"))
     assert min(map(len, test_rows)) > 0
 
@@ -233,7 +266,9 @@ def test_examples_of_a_class_are_shuffled():
 
 def test_seeds_give_different_proportions():
     train = np.repeat(np.arange(10), 60)
-    assert not same(dirichlet_rows(train, train, 5, 1.0, 0), dirichlet_rows(train, train, 5, 1.0, 1))
+    assert not same(
+        dirichlet_rows(train, train, 5, 1.0, 0), dirichlet_rows(train, train, 5, 1.0, 1)
+    )
 
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan")])
@@ -276,13 +311,19 @@ def test_natural_numbers_clients_in_the_order_of_their_names(names):
 
 @pytest.mark.parametrize("tested", [["d", "b", "d"], []])
 def test_natural_clients_may_have_no_test_examples(tested):
-    rows, test_rows = natural_rows(np.array(["a", "b", "c", "d", "a"]), np.array(tested, dtype="U9"))
+    rows, test_rows = natural_rows(
+        np.array(["a", "b", "c", "d", "a"]), np.array(tested, dtype="U9")
+    )
     assert [held.tolist() for held in rows] == [[0, 4], [1], [2], [3]]
-    assert [held.tolist() for held in test_rows] == ([[], [1], [], [0, 2]] if tested else [[], [], [], []])
+    assert [held.tolist() for held in test_rows] == (
+        [[], [1], [], [0, 2]] if tested else [[], [], [], []]
+    )
 
 
 def test_clients_that_only_test_are_named():
-    with pytest.raises(InputError, match=r"test examples but no training examples: 1, 2, 3, 4, 5 and 2 more"):
+    with pytest.raises(
+        InputError, match=r"test examples but no training examples: 1, 2, 3, 4, 5 and 2 more"
+    ):
         natural_rows(np.array([0]), np.arange(8))
 
 
@@ -293,10 +334,17 @@ def test_clients_hold_what_the_rows_say():
     toy = dataset(np.repeat(np.arange(4), 30), np.repeat(np.arange(4), 10), 4)
     for clients, rows in (
         (partition.shards(toy, 6, 2, seed=3), shard_rows(toy.train.y, toy.test.y, 6, 2, 3)),
-        (partition.dirichlet(toy, 6, 5.0, seed=3), dirichlet_rows(toy.train.y, toy.test.y, 6, 5.0, 3)),
+        (
+            partition.dirichlet(toy, 6, 5.0, seed=3),
+            dirichlet_rows(toy.train.y, toy.test.y, 6, 5.0, 3),
+        ),
         (partition.iid(toy, 6, seed=3), iid_rows(120, 40, 6, 3)),
     ):
-        assert clients.ids.tolist() == list(range(6)) and clients.num_classes == 4 and clients.test is not None
+        assert (
+            clients.ids.tolist() == list(range(6))
+            and clients.num_classes == 4
+            and clients.test is not None
+        )
         for k in range(6):
             np.testing.assert_array_equal(clients.train.rows_of(k), rows[0][k])
             np.testing.assert_array_equal(clients.test.rows_of(k), rows[1][k])
@@ -305,7 +353,9 @@ def test_clients_hold_what_the_rows_say():
 def test_natural_needs_a_client_column():
     with pytest.raises(InputError, match="does not say who holds"):
         partition.natural(dataset([0, 1], [0, 1], 2))
-    toy = dataset([0, 1, 0], [1, 0], 2, held_by=np.array(["x", "y", "x"]), test_by=np.array(["y", "x"]))
+    toy = dataset(
+        [0, 1, 0], [1, 0], 2, held_by=np.array(["x", "y", "x"]), test_by=np.array(["y", "x"])
+    )
     assert partition.natural(toy).sizes.tolist() == [2, 1]
 
 
@@ -360,7 +410,9 @@ def test_real_mnist():
         pytest.skip("mnist is not there")
     mnist = data.load("mnist")
     clients = partition.shards(mnist, 100, 5)
-    assert clients.num_examples == 60_000 and clients.sizes.min() > 550 and clients.sizes.max() < 650
+    assert (
+        clients.num_examples == 60_000 and clients.sizes.min() > 550 and clients.sizes.max() < 650
+    )
     rows, test_rows = shard_rows(mnist.train.y, mnist.test.y, 100, 5)
     held, held_test = counts(rows, mnist.train.y, 10), counts(test_rows, mnist.test.y, 10)
     np.testing.assert_array_equal(held > 0, held_test > 0)
@@ -378,7 +430,9 @@ def grouped(images=200, classes=5, known=3, novel=2, seed=0) -> Dataset:
     x = np.stack([group, original], axis=1).astype(np.uint8)
     train = Examples(x, np.tile(labels, count), group=group, original=original)
     names = tuple(f"kind{g}" for g in range(count))
-    return Dataset("toy", train, Examples(x[:0], labels[:0]), classes, groups=names, num_novel=novel)
+    return Dataset(
+        "toy", train, Examples(x[:0], labels[:0]), classes, groups=names, num_novel=novel
+    )
 
 
 def held(share, k):
@@ -391,7 +445,10 @@ def test_groups_hold_one_kind_each_and_cover_it(split):
     toy = grouped()
     clients, novel = partition.groups(toy, 12, 10, 5, seed=3, split=split)
     assert len(clients) == 12 and len(novel) == 10 and novel.ids.tolist() == list(range(12, 22))
-    assert clients.names[:5] == ("kind0 0", "kind0 1", "kind0 2", "kind0 3", "kind1 0") and novel.names[-1] == "kind4 4"
+    assert (
+        clients.names[:5] == ("kind0 0", "kind0 1", "kind0 2", "kind0 3", "kind1 0")
+        and novel.names[-1] == "kind4 4"
+    )
     for who, kinds, each in ((clients, (0, 1, 2), 4), (novel, (3, 4), 5)):
         for k in range(len(who)):
             for share in (who.train, who.test):
@@ -411,7 +468,9 @@ def test_groups_hold_one_kind_each_and_cover_it(split):
 def leaked(clients, novel) -> int:
     """Test images that some client trains on, in any group."""
     trained = set().union(*(held(clients.train, k)[1] for k in range(len(clients))))
-    return sum(len(held(who.test, k)[1] & trained) for who in (clients, novel) for k in range(len(who)))
+    return sum(
+        len(held(who.test, k)[1] & trained) for who in (clients, novel) for k in range(len(who))
+    )
 
 
 def test_no_test_image_is_trained_on_under_another_corruption():
@@ -438,7 +497,9 @@ def test_groups_are_reproducible_and_seeds_differ():
     clients, novel = partition.groups(grouped(), 12, 0, 5, 1)
     assert novel is None and clients.train.rows.tolist() == rows(1)[0]
     # the groups' class matrices differ
-    firsts = [np.bincount(held(clients.train, k)[2].numpy(), minlength=5).tolist() for k in (0, 4, 8)]
+    firsts = [
+        np.bincount(held(clients.train, k)[2].numpy(), minlength=5).tolist() for k in (0, 4, 8)
+    ]
     assert len({str(one) for one in firsts}) > 1
 
 
@@ -459,7 +520,10 @@ def test_groups_are_scaled_by_the_images_that_are_trained_on():
 )
 def test_groups_refuse_what_does_not_divide(arguments, message):
     with pytest.raises(InputError, match=message):
-        partition.groups(grouped(), **{"num_clients": 12, "novel_clients": 10, "shards_per_client": 5} | arguments)
+        partition.groups(
+            grouped(),
+            **{"num_clients": 12, "novel_clients": 10, "shards_per_client": 5} | arguments,
+        )
     with pytest.raises(InputError, match="no groups"):
         partition.groups(dataset([0, 1], [0, 1], 2), 2, 0, 1)
 
@@ -474,7 +538,9 @@ def test_clients_of_a_grouped_data_set_come_from_its_groups():
     from fedhb.runs.from_settings import make_clients
     from fedhb.runs.settings import Settings
 
-    chosen = Settings(num_clients=12, holdout_clients=10, shards_per_client=5, max_examples=7, validation=0.2)
+    chosen = Settings(
+        num_clients=12, holdout_clients=10, shards_per_client=5, max_examples=7, validation=0.2
+    )
     clients, novel = make_clients(chosen, grouped())
     assert len(clients) == 12 and len(novel) == 10
     for who in (clients, novel):

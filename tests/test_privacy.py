@@ -37,7 +37,9 @@ RNG = Randomness(3, 1)
 
 
 def privacy(**changes) -> Privacy:
-    return replace(Privacy(noise=1.0, clip=0.05, delta=1e-5, num_clients=6, cohort=6, key=b"k" * 32), **changes)
+    return replace(
+        Privacy(noise=1.0, clip=0.05, delta=1e-5, num_clients=6, cohort=6, key=b"k" * 32), **changes
+    )
 
 
 def answers(algorithm, model=None):
@@ -46,12 +48,16 @@ def answers(algorithm, model=None):
     problem = builders.problem(model, who)
     server = algorithm.start(problem, Randomness(0))
     received = algorithm.broadcast(server, who.ids.tolist())
-    found, _ = algorithm.local_update(problem, received, who, algorithm.remember(problem, who), builders.plan(algorithm), RNG)
+    found, _ = algorithm.local_update(
+        problem, received, who, algorithm.remember(problem, who), builders.plan(algorithm), RNG
+    )
     return problem, server, received, found
 
 
 def length(sums) -> float:
-    return math.sqrt(sum(float(v.double().square().sum()) for k, v in sums.items() if k not in FIXED))
+    return math.sqrt(
+        sum(float(v.double().square().sum()) for k, v in sums.items() if k not in FIXED)
+    )
 
 
 @pytest.mark.parametrize("name", PRIVATE)
@@ -62,7 +68,10 @@ def test_no_client_contributes_more_than_the_bound(name, clip):
     private = Private(algorithm, privacy(clip=clip))
     for c in range(len(found["examples"])):
         one = {key: value[c : c + 1] for key, value in found.items()}
-        for grown in (one, {k: v * 1e6 if k in ("m", "theta", "beta", "head") else v for k, v in one.items()}):
+        for grown in (
+            one,
+            {k: v * 1e6 if k in ("m", "theta", "beta", "head") else v for k, v in one.items()},
+        ):
             sums = private.summarise(problem, received, grown, RNG)
             assert length(sums) <= private.bound() * (1 + 1e-9)
             assert not {"loss", "score", "kl"} & sums.keys()
@@ -76,9 +85,15 @@ def test_a_wide_clip_and_no_noise_change_nothing_but_the_weights(name):
     found["examples"] = torch.ones_like(found["examples"])
     private = Private(algorithm, privacy(clip=1e6, noise=0.0))
     ours = private.aggregate(problem, server, private.summarise(problem, received, found, RNG), RNG)
-    plain = {k: v for k, v in algorithm.summarise(problem, received, found, RNG).items() if k not in private.withheld()}
+    plain = {
+        k: v
+        for k, v in algorithm.summarise(problem, received, found, RNG).items()
+        if k not in private.withheld()
+    }
     held = {
-        k: torch.zeros_like(v) for k, v in algorithm.summarise(problem, received, found, RNG).items() if k in private.withheld()
+        k: torch.zeros_like(v)
+        for k, v in algorithm.summarise(problem, received, found, RNG).items()
+        if k in private.withheld()
     }
     theirs = algorithm.aggregate(problem, server, plain | held, RNG)
     builders.assert_close(ours, theirs, 1e-9, name)
@@ -93,8 +108,14 @@ def test_niws_contribution_is_bounded_as_derived():
     one["m"][0, 0] += 100.0
     private = Private(algorithm, privacy(clip=clip))
     sums = private.summarise(problem, received, one, RNG)
-    assert float(sums["m"].norm()) == pytest.approx(clip) and float(sums["squares"].norm()) == pytest.approx(clip**2)
-    assert length(sums) == pytest.approx(math.sqrt(clip**2 + clip**4)) == pytest.approx(private.bound())
+    assert float(sums["m"].norm()) == pytest.approx(clip) and float(
+        sums["squares"].norm()
+    ) == pytest.approx(clip**2)
+    assert (
+        length(sums)
+        == pytest.approx(math.sqrt(clip**2 + clip**4))
+        == pytest.approx(private.bound())
+    )
 
 
 def test_what_niws_learned_prior_would_learn_from_is_not_released():
@@ -104,7 +125,9 @@ def test_what_niws_learned_prior_would_learn_from_is_not_released():
     assert found["curvature"].any()
     private = Private(algorithm, privacy(noise=50.0, clip=1.0))
     sums = private.summarise(problem, received, found, RNG)
-    assert {"squares", "curvature"} <= sums.keys() and not any(sums[key].any() for key in ("squares", "curvature"))
+    assert {"squares", "curvature"} <= sums.keys() and not any(
+        sums[key].any() for key in ("squares", "curvature")
+    )
     new = private.aggregate(problem, server, sums, RNG)
     assert torch.equal(new["V0"], server["V0"]) and not torch.equal(new["m0"], server["m0"])
 
@@ -121,54 +144,92 @@ def test_v0_stays_positive_under_any_noise():
 def test_the_noise_has_its_deviation_and_is_new_in_every_round_and_sum():
     algorithm = fedhb.FedAvg()
     private = Private(algorithm, privacy(noise=2.0, clip=3.0))
-    sums = {"theta": torch.zeros(40_000, dtype=torch.float64), "head": torch.zeros(40_000, dtype=torch.float64)}
+    sums = {
+        "theta": torch.zeros(40_000, dtype=torch.float64),
+        "head": torch.zeros(40_000, dtype=torch.float64),
+    }
     first, second = (private.noised(sums | {"count": torch.tensor(6.0)}, r) for r in (1, 2))
     draws = [first["theta"], first["head"], second["theta"]]
     for draw in draws:
         assert stats.kstest(draw.numpy() / 6.0, "norm").pvalue > 1e-4
     correlations = np.corrcoef(torch.stack(draws).numpy())[np.triu_indices(3, 1)]
-    assert np.abs(correlations).max() < 5 / math.sqrt(40_000)  # five deviations of a correlation of independent draws
+    assert np.abs(correlations).max() < 5 / math.sqrt(
+        40_000
+    )  # five deviations of a correlation of independent draws
     again = private.noised(sums, 1)["theta"]
     assert torch.equal(again, first["theta"])  # a resumed run draws the same
-    moved = sums | {"theta": sums["theta"] + 1e-12}  # and one that is run again over other answers does not: it would cancel
+    moved = sums | {
+        "theta": sums["theta"] + 1e-12
+    }  # and one that is run again over other answers does not: it would cancel
     draws = [private.noised(one, 1)["theta"] for one in (sums, moved)]
     assert abs(np.corrcoef(*draws)[0, 1]) < 5 / math.sqrt(40_000)
     other = Private(algorithm, privacy(noise=2.0, clip=3.0, key=b"x" * 32)).noised(sums, 1)["theta"]
     assert abs(np.corrcoef(other, first["theta"])[0, 1]) < 5 / math.sqrt(40_000)
 
 
-def test_noise_and_cohorts_have_more_secrets_than_a_generator_for_simulations(monkeypatch, tmp_path):
+def test_noise_and_cohorts_have_more_secrets_than_a_generator_for_simulations(
+    monkeypatch, tmp_path
+):
     """torch's generators keep 32 bits of their seed, which can all be tried; and the seed, with its cohorts, is public."""
 
     def refuse(*arguments, **options):
         raise AssertionError("it could be guessed")
 
     monkeypatch.setattr("fedhb.engine.schedule.cohort", refuse)
-    options = {"rounds": 2, "fraction": 0.5, "progress": False, "dp_noise": 1.0, "evaluate_on": None, "workers": 1}
-    run = fedhb.fit(builders.mlp(torch.float32), builders.clients(), fedhb.FedAvg(), out=tmp_path / "a", **options)
+    options = {
+        "rounds": 2,
+        "fraction": 0.5,
+        "progress": False,
+        "dp_noise": 1.0,
+        "evaluate_on": None,
+        "workers": 1,
+    }
+    run = fedhb.fit(
+        builders.mlp(torch.float32),
+        builders.clients(),
+        fedhb.FedAvg(),
+        out=tmp_path / "a",
+        **options,
+    )
     assert run.state.client_rounds == 6
     monkeypatch.setattr(torch, "Generator", refuse)
     monkeypatch.setattr(torch, "randn", refuse)
-    assert privacy().normal("noise 1 theta", (3, 5)).shape == (3, 5) and privacy().normal("", ()).shape == ()
+    assert (
+        privacy().normal("noise 1 theta", (3, 5)).shape == (3, 5)
+        and privacy().normal("", ()).shape == ()
+    )
 
 
 def test_cohorts_are_drawn_without_replacement_each_as_likely_as_any_other():
     private, rounds = privacy(num_clients=5, cohort=2), 5000
     drawn = [tuple(private.draw(r)) for r in range(1, rounds + 1)]
-    assert all(a < b for a, b in drawn) and drawn == [tuple(private.draw(r)) for r in range(1, rounds + 1)]
+    assert all(a < b for a, b in drawn) and drawn == [
+        tuple(private.draw(r)) for r in range(1, rounds + 1)
+    ]
     seen = [drawn.count(pair) for pair in itertools.combinations(range(5), 2)]
     assert sum(seen) == rounds and stats.chisquare(seen).pvalue > 1e-4
     follows = sum(b == a for a, b in itertools.pairwise(drawn))
-    assert stats.binomtest(follows, rounds - 1, 0.1).pvalue > 1e-4  # a round tells nothing of the next
+    assert (
+        stats.binomtest(follows, rounds - 1, 0.1).pvalue > 1e-4
+    )  # a round tells nothing of the next
     other = replace(private, key=b"x" * 32)
-    assert stats.binomtest(sum(tuple(other.draw(r + 1)) == d for r, d in enumerate(drawn)), rounds, 0.1).pvalue > 1e-4
+    assert (
+        stats.binomtest(
+            sum(tuple(other.draw(r + 1)) == d for r, d in enumerate(drawn)), rounds, 0.1
+        ).pvalue
+        > 1e-4
+    )
 
 
 def test_running_statistics_are_not_noised_but_refused():
     """A variance may come out negative, and the network then predicts NaN."""
     options = {"rounds": 1, "progress": False, "dp_noise": 1.0, "evaluate_on": None}
     for batch_norm in ("running", "batch"):
-        context = pytest.raises(InputError, match="running statistics") if batch_norm == "running" else contextlib.nullcontext()
+        context = (
+            pytest.raises(InputError, match="running statistics")
+            if batch_norm == "running"
+            else contextlib.nullcontext()
+        )
         with context:
             net = builders.batch_norm_net(torch.float32)
             fedhb.fit(net, builders.clients(), fedhb.FedAvg(), batch_norm=batch_norm, **options)
@@ -213,10 +274,13 @@ def test_sampling_without_replacement_is_accounted_for():
     def bound(order):
         terms = [
             0.0,
-            2 * math.log(gamma) + math.log(math.comb(order, 2)) + math.log(min(4 * math.expm1(plain(2)), 2 * math.exp(plain(2)))),
+            2 * math.log(gamma)
+            + math.log(math.comb(order, 2))
+            + math.log(min(4 * math.expm1(plain(2)), 2 * math.exp(plain(2)))),
         ]
         terms += [
-            j * math.log(gamma) + math.log(math.comb(order, j)) + (j - 1) * plain(j) + math.log(2) for j in range(3, order + 1)
+            j * math.log(gamma) + math.log(math.comb(order, j)) + (j - 1) * plain(j) + math.log(2)
+            for j in range(3, order + 1)
         ]
         return float(np.logaddexp.reduce(terms)) / (order - 1)
 
@@ -237,7 +301,10 @@ def audit(noise: float, claimed: Privacy, trials: int = 4000) -> float:
     server = {"theta": torch.zeros(problem.network.num_params, dtype=torch.float64)}
     direction = torch.zeros_like(server["theta"])
     direction[0] = 100.0
-    found = {"theta": torch.stack([direction, -direction]), "examples": torch.ones(2, dtype=torch.float64)}
+    found = {
+        "theta": torch.stack([direction, -direction]),
+        "examples": torch.ones(2, dtype=torch.float64),
+    }
     found |= {"loss": torch.zeros(2), "score": torch.zeros(2)}
     outputs = []
     for sign in range(2):
@@ -245,7 +312,7 @@ def audit(noise: float, claimed: Privacy, trials: int = 4000) -> float:
         for trial in range(trials):
             key = f"{sign}/{trial}".encode()
             private = Private(algorithm, replace(claimed, noise=noise, key=key))
-            sums = private.summarise(problem, server, one, RNG) if trial == 0 else sums  # noqa: F821
+            sums = private.summarise(problem, server, one, RNG) if trial == 0 else sums
             outputs.append(float(private.aggregate(problem, server, sums, RNG)["theta"][0]))
     plus, minus = np.array(outputs[:trials]), np.array(outputs[trials:])
     best = 0.0
@@ -266,11 +333,16 @@ def test_an_audit_finds_no_more_than_is_claimed_and_would_find_missing_noise():
 
 
 def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_path):
-    who, options = builders.clients(), {"rounds": 4, "fraction": 0.5, "progress": False, "checkpoint_every": 1, "dp_noise": 1.0}
+    who, options = (
+        builders.clients(),
+        {"rounds": 4, "fraction": 0.5, "progress": False, "checkpoint_every": 1, "dp_noise": 1.0},
+    )
     run = fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "a", **options)
     spent = run.result["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon(1.0, 6, 3, 4, 1e-5)) and spent["delta"] == 1e-5
-    lines = [json.loads(line) for line in (tmp_path / "a" / "rounds.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "a" / "rounds.jsonl").read_text().splitlines()
+    ]
     assert [line["epsilon"] for line in lines] == sorted(line["epsilon"] for line in lines)
     assert lines[0]["loss"] is None and "negative_elbo" not in lines[0]
     assert oct((tmp_path / "a" / "noise.key").stat().st_mode)[-3:] == "600"
@@ -286,25 +358,52 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "noise.key").write_bytes((tmp_path / "a" / "noise.key").read_bytes())
     with pytest.raises(KeyboardInterrupt):
-        fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "b", callbacks=[Stop()], **options)
-    resumed = fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "b", resume=True, **options)
+        fedhb.fit(
+            builders.mlp(torch.float32),
+            who,
+            fedhb.NIW(),
+            out=tmp_path / "b",
+            callbacks=[Stop()],
+            **options,
+        )
+    resumed = fedhb.fit(
+        builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "b", resume=True, **options
+    )
     assert builders.same_bits(resumed.state.server, run.state.server)
     other = fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "c", **options)
-    assert not builders.same_bits(other.state.server, run.state.server), "the noise does not follow from the seed"
+    assert not builders.same_bits(other.state.server, run.state.server), (
+        "the noise does not follow from the seed"
+    )
 
 
 def test_a_run_without_its_key_is_not_gone_on_with(tmp_path):
     """With other noise a round that was released already would be released once more; with no key the noise is known to all."""
-    who, options = builders.clients(), {"fraction": 0.5, "progress": False, "dp_noise": 1.0, "resume": True}
+    who, options = (
+        builders.clients(),
+        {"fraction": 0.5, "progress": False, "dp_noise": 1.0, "resume": True},
+    )
     key = tmp_path / "a" / "noise.key"
-    fedhb.fit(builders.mlp(torch.float32), who, fedhb.FedAvg(), out=tmp_path / "a", rounds=2, **options)
+    fedhb.fit(
+        builders.mlp(torch.float32), who, fedhb.FedAvg(), out=tmp_path / "a", rounds=2, **options
+    )
     drawn = key.read_bytes()
     assert len(drawn) == 32 and not list((tmp_path / "a").glob("*.tmp"))
 
     def again():
-        return fedhb.fit(builders.mlp(torch.float32), who, fedhb.FedAvg(), out=tmp_path / "a", rounds=2, **options)
+        return fedhb.fit(
+            builders.mlp(torch.float32),
+            who,
+            fedhb.FedAvg(),
+            out=tmp_path / "a",
+            rounds=2,
+            **options,
+        )
 
-    for content, says in ((b"", "has 0 bytes, not 32"), (drawn[:-1], "has 31 bytes"), (bytes(32), "another configuration")):
+    for content, says in (
+        (b"", "has 0 bytes, not 32"),
+        (drawn[:-1], "has 31 bytes"),
+        (bytes(32), "another configuration"),
+    ):
         key.write_bytes(content)
         with pytest.raises(InputError, match=says):
             again()
@@ -316,10 +415,18 @@ def test_a_run_without_its_key_is_not_gone_on_with(tmp_path):
 
 
 def test_a_key_that_could_not_be_written_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     options = {"rounds": 1, "fraction": 0.5, "progress": False, "dp_noise": 1.0}
     with pytest.raises(OSError, match="No space"):
-        fedhb.fit(builders.mlp(torch.float32), builders.clients(), fedhb.FedAvg(), out=tmp_path / "a", **options)
+        fedhb.fit(
+            builders.mlp(torch.float32),
+            builders.clients(),
+            fedhb.FedAvg(),
+            out=tmp_path / "a",
+            **options,
+        )
     assert {path.name for path in (tmp_path / "a").iterdir()} == {".lock"}
 
 
@@ -330,12 +437,17 @@ def test_chunks_do_not_matter():
     problem = builders.problem(None, who)
     server = algorithm.start(problem, Randomness(0))
     plan = builders.plan(algorithm)
-    runs = [InProcess(problem, algorithm, who, ClientStore(), chunk).run(server, range(6), plan, RNG)[0] for chunk in (1, 2, 6)]
+    runs = [
+        InProcess(problem, algorithm, who, ClientStore(), chunk).run(server, range(6), plan, RNG)[0]
+        for chunk in (1, 2, 6)
+    ]
     builders.assert_close(runs[0], runs[1], 1e-9)
     builders.assert_close(runs[0], runs[2], 1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"niw", "mixture", "fedavg", "fedprox", "fedbabu"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(ALGORITHMS) - {"niw", "mixture", "fedavg", "fedprox", "fedbabu"})
+)
 def test_other_algorithms_are_refused(name):
     with pytest.raises(InputError, match="choose niw, mixture"):
         Private(fedhb.algorithms.build(name), privacy())

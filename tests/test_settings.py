@@ -41,7 +41,15 @@ values = st.one_of(
 fields = {
     **dict.fromkeys(("dataset", "data", "model", "head", "device", "unseen"), st.text()),
     **dict.fromkeys(
-        ("num_clients", "rounds", "local_epochs", "batch_size", "personal_epochs", "checkpoint_every", "shards_per_client"),
+        (
+            "num_clients",
+            "rounds",
+            "local_epochs",
+            "batch_size",
+            "personal_epochs",
+            "checkpoint_every",
+            "shards_per_client",
+        ),
         at_least_one,
     ),
     **dict.fromkeys(("holdout_clients", "max_examples", "workers", "seed"), not_negative),
@@ -110,10 +118,17 @@ def write(tmp_path, text):
 
 
 def test_defaults_then_file_then_flags_then_set(tmp_path):
-    path = write(tmp_path, "rounds = 7\nlr = 0.5\nseed = 3\n[niw]\nkl_weight = 0.1\nbegin = 'last'\n")
-    settings = Settings.resolve(path, {"lr": 0.25, "seed": None}, ["niw.kl_weight=0.01", "mixture.num_prototypes=3"])
+    path = write(
+        tmp_path, "rounds = 7\nlr = 0.5\nseed = 3\n[niw]\nkl_weight = 0.1\nbegin = 'last'\n"
+    )
+    settings = Settings.resolve(
+        path, {"lr": 0.25, "seed": None}, ["niw.kl_weight=0.01", "mixture.num_prototypes=3"]
+    )
     assert (settings.rounds, settings.lr, settings.seed, settings.batch_size) == (7, 0.25, 3, 50)
-    assert settings.options == {"niw": {"kl_weight": 0.01, "begin": "last"}, "mixture": {"num_prototypes": 3}}
+    assert settings.options == {
+        "niw": {"kl_weight": 0.01, "begin": "last"},
+        "mixture": {"num_prototypes": 3},
+    }
     assert Settings.resolve(None, {}) == Settings()
 
 
@@ -199,9 +214,18 @@ def test_a_value_that_a_file_cannot_hold_is_refused():
 
 INFINITY = math.inf
 BOUNDS = {
-    **{name: ([1, 10**9], [0, -1]) for name in ("num_clients", "rounds", "local_epochs", "batch_size")},
-    **{name: ([1, 10**9], [0, -1]) for name in ("personal_epochs", "checkpoint_every", "shards_per_client")},
-    **{name: ([1e-12, 1e12], [0.0, -1e-12, INFINITY, math.nan]) for name in ("lr", "personal_lr", "alpha")},
+    **{
+        name: ([1, 10**9], [0, -1])
+        for name in ("num_clients", "rounds", "local_epochs", "batch_size")
+    },
+    **{
+        name: ([1, 10**9], [0, -1])
+        for name in ("personal_epochs", "checkpoint_every", "shards_per_client")
+    },
+    **{
+        name: ([1e-12, 1e12], [0.0, -1e-12, INFINITY, math.nan])
+        for name in ("lr", "personal_lr", "alpha")
+    },
     **{name: ([0, 10**9], [-1]) for name in ("holdout_clients", "max_examples", "workers", "seed")},
     "momentum": ([0.0, 0.999], [1.0, -0.001, math.nan]),
     "validation": ([0.0, 0.999], [1.0, -0.001, math.nan]),
@@ -212,7 +236,10 @@ BOUNDS = {
     "schedule": (module.SCHEDULES, [""]),
     "batch_norm": (["running", "batch"], ["", "none"]),
     "evaluate_on": (["test"], ["train", ""]),
-    "defence": (["", "default", "refuse,clip,winsorise,krum"], ["none", "clip;krum", "default,clip"]),
+    "defence": (
+        ["", "default", "refuse,clip,winsorise,krum"],
+        ["none", "clip;krum", "default,clip"],
+    ),
 }
 
 
@@ -251,7 +278,9 @@ def test_a_flag_without_effect_is_refused_and_a_files_value_is_not(name):
         Settings.resolve(None, idle)
     others = {key: value for key, value in idle.items() if key != name}
     with pytest.raises(InputError, match=f"{name}=.* has no effect"):
-        Settings.resolve(others, {name: idle[name]})  # it matters where the flag is, not where the others are
+        Settings.resolve(
+            others, {name: idle[name]}
+        )  # it matters where the flag is, not where the others are
     assert Settings.resolve(idle, {}) == Settings.resolve({name: idle[name]}, others | {name: None})
     assert getattr(Settings.resolve(None, idle | remedy), name) == idle[name]
 
@@ -290,8 +319,15 @@ def test_an_algorithms_settings_are_checked(name, options, says):
 
 
 def test_an_algorithms_settings_are_taken():
-    algorithm = build("mixture", {"num_prototypes": "3", "shrink": "false", "sigma2": 1, "begin": "last"})
-    assert (algorithm.num_prototypes, algorithm.shrink, algorithm.sigma2, algorithm.begin) == (3, False, 1.0, "last")
+    algorithm = build(
+        "mixture", {"num_prototypes": "3", "shrink": "false", "sigma2": 1, "begin": "last"}
+    )
+    assert (algorithm.num_prototypes, algorithm.shrink, algorithm.sigma2, algorithm.begin) == (
+        3,
+        False,
+        1.0,
+        "last",
+    )
     assert build("niw", {"p_do": 1, "lambda0": 0, "num_samples": 0}).p_do == 1.0
 
 
@@ -312,10 +348,14 @@ def own_training(monkeypatch):
     monkeypatch.setattr(ALGORITHMS["fedbabu"], "training", {"lr": 0.02, "personal_epochs": 2})
 
 
-def test_an_algorithms_own_training_comes_before_the_defaults_and_after_what_is_given(own_training, tmp_path):
+def test_an_algorithms_own_training_comes_before_the_defaults_and_after_what_is_given(
+    own_training, tmp_path
+):
     settings = Settings.resolve(None, {"algorithm": "fedbabu"})
     assert (settings.lr, settings.personal_epochs, settings.momentum) == (0.02, 2, 0.9)
-    assert Settings.resolve(None, {"algorithm": "fedbabu", "lr": 0.1}).lr == 0.1  # given, though it is the default
+    assert (
+        Settings.resolve(None, {"algorithm": "fedbabu", "lr": 0.1}).lr == 0.1
+    )  # given, though it is the default
     path = write(tmp_path, "algorithm = 'fedbabu'\nlr = 0.3\n")
     assert (Settings.resolve(path, {}).lr, Settings.resolve(path, {}).personal_epochs) == (0.3, 2)
     assert Settings.resolve({"algorithm": "fedbabu", "fedbabu": {"weighted": True}}, {}).lr == 0.02

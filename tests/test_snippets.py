@@ -24,7 +24,12 @@ import typer
 from fedhb.cli import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks/README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks/README.md",
+    ROOT / "CONTRIBUTING.md",
+]
 PART = re.compile(r"<!--\s*(setup|check|not run:)(.*?)-->|^```(\w*)\n(.*?)^```$", re.S | re.M)
 QUICK = {
     "train": ["--rounds", "2", "--personal-epochs", "1", "--set", "model.hidden=16"],
@@ -57,7 +62,11 @@ def parsed(words):
     """Whether the command line knows this command and its options, without running it."""
     group = typer.main.get_command(main.app)
     command = group.commands[words[1]]
-    command.make_context(words[1], list(words[2:]), parent=group.make_context("fedhb", [words[1]], resilient_parsing=True))
+    command.make_context(
+        words[1],
+        list(words[2:]),
+        parent=group.make_context("fedhb", [words[1]], resilient_parsing=True),
+    )
 
 
 def clone(folder):
@@ -71,10 +80,14 @@ def clone(folder):
 
 def run_command(words, monkeypatch, folder):
     if words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), f"the Makefile has no target {words[1]}"
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), (
+            f"the Makefile has no target {words[1]}"
+        )
         return
     assert words[0] == "fedhb", f"{words[0]}: say how to test it, or mark the block"
-    monkeypatch.chdir(clone(folder) if words[1] in IN_THE_CLONE and not Path(words[-1]).exists() else folder)
+    monkeypatch.chdir(
+        clone(folder) if words[1] in IN_THE_CLONE and not Path(words[-1]).exists() else folder
+    )
     monkeypatch.setattr(sys, "argv", [*words, *QUICK.get(words[1], [])])
     with pytest.raises(SystemExit) as ended:
         main.main()
@@ -113,7 +126,12 @@ def test_snippets_run(path, monkeypatch, tmp_path, capsys):
 
 
 def test_few_blocks_are_not_run():
-    marked = [f"{path.name}:{line} {text.strip()}" for path in PAGES for kind, text, line in parts(path) if kind == "not run:"]
+    marked = [
+        f"{path.name}:{line} {text.strip()}"
+        for path in PAGES
+        for kind, text, line in parts(path)
+        if kind == "not run:"
+    ]
     assert len(marked) <= NOT_RUN, marked
     assert all(text.split(" ", 1)[1] for text in marked)
 
@@ -121,7 +139,11 @@ def test_few_blocks_are_not_run():
 def test_no_command_hides_from_the_test():
     """A command in an indented block would not be run."""
     for path in PAGES:
-        hidden = re.findall(r"^    (?:\$ )?(?:fedhb|python|pip|import|from) .*$", path.read_text(encoding="utf-8"), re.M)
+        hidden = re.findall(
+            r"^    (?:\$ )?(?:fedhb|python|pip|import|from) .*$",
+            path.read_text(encoding="utf-8"),
+            re.M,
+        )
         outside = [line for line in hidden if not any(line in text for _, text, _ in parts(path))]
         assert not outside, f"{path.name}: {outside}"
 

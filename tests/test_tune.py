@@ -100,7 +100,9 @@ def test_trials_are_different_and_begin_with_the_default(tmp_path):
     assert trials == list(tune.Space.read(space.path, trials=5).trials("fedavg").values())
 
 
-def test_draws_share_their_shared_values_and_do_not_depend_on_defaults_or_the_number(tmp_path, monkeypatch):
+def test_draws_share_their_shared_values_and_do_not_depend_on_defaults_or_the_number(
+    tmp_path, monkeypatch
+):
     path = write(tmp_path, SPACE + "[own.fedbabu]\n")
     few, more = tune.Space.read(path, trials=3), tune.Space.read(path, trials=6)
     assert few.trials("niw").items() <= more.trials("niw").items()
@@ -145,7 +147,10 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
         (('cells = ["two"]', 'cells = ["two"]\nseeds = [1]'), "reported with seed 1"),
         (("keep = 1.0", "keep = 0.5"), "must keep all"),
         (("keep = 0.5", "keep = 0.0"), "keep=0.0"),
-        ((SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = []\n"), "stages is empty"),
+        (
+            (SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = []\n"),
+            "stages is empty",
+        ),
         (("trials = 4", "trials = 0"), "trials=0"),
         (("trials = 4", ""), "has no trials"),
         (("trials = 4", "trials = 'a'"), "trials is not a whole number"),
@@ -153,7 +158,10 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
         (("keep = 0.5", ""), "keep of a stage is not a number"),
         (("lr = [0.01, 0.1]", "lr = 0.1"), "shared is not a table of lists"),
         (('update = ["full"]', "update = []"), "own.fedavg is not a table of lists"),
-        ((SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = 3\n"), "stages is not a list of tables"),
+        (
+            (SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = 3\n"),
+            "stages is not a list of tables",
+        ),
         (("kl_weight", "kl_wieght"), "niw has no setting 'kl_wieght'"),
         (("\nlr = ", "\nschedule = ['step']\nlr = "), "shared has 'schedule'"),
     ],
@@ -167,7 +175,14 @@ def test_a_space_that_would_spoil_the_comparison_is_refused(tmp_path, change, sa
 
 
 @pytest.mark.parametrize(
-    "other", ["common = 'x'", "cells = 3", "[cells]\none = 4\nseeds = {}", "this is no TOML", "seeds = ['a', 1.5]"]
+    "other",
+    [
+        "common = 'x'",
+        "cells = 3",
+        "[cells]\none = 4\nseeds = {}",
+        "this is no TOML",
+        "seeds = ['a', 1.5]",
+    ],
 )
 def test_a_neighbour_that_is_no_experiment_is_passed_over(tmp_path, other):
     (tmp_path / "other").mkdir()
@@ -186,14 +201,24 @@ def test_a_method_without_a_space_is_refused(tmp_path):
 def test_every_method_has_the_same_budget(tmp_path):
     found, made = run(write(tmp_path))
     count = Counter((r["key"]["variant"].split()[0], r["key"]["cell"]) for r in made)
-    assert count == {("niw", "one"): 8, ("fedavg", "one"): 8, ("niw", "two"): 6, ("fedavg", "two"): 6}
+    assert count == {
+        ("niw", "one"): 8,
+        ("fedavg", "one"): 8,
+        ("niw", "two"): 6,
+        ("fedavg", "two"): 6,
+    }
     assert {one.trials for one in found} == {4}
     assert {r["key"]["seed"] for r in made} == {100, 101}
-    assert {(r["settings"]["evaluate_on"], r["settings"]["validation"]) for r in made} == {("validation", 0.2)}
+    assert {(r["settings"]["evaluate_on"], r["settings"]["validation"]) for r in made} == {
+        ("validation", 0.2)
+    }
 
 
 def test_a_stage_may_have_seeds_of_its_own(tmp_path):
-    found, made = run(write(tmp_path, SPACE.replace('cells = ["two"]', 'cells = ["one", "two"]\nseeds = [102]')), ["niw"])
+    found, made = run(
+        write(tmp_path, SPACE.replace('cells = ["two"]', 'cells = ["one", "two"]\nseeds = [102]')),
+        ["niw"],
+    )
     count = Counter((r["key"]["cell"], r["key"]["seed"]) for r in made)
     assert count == {("one", 100): 4, ("one", 101): 4, ("one", 102): 3, ("two", 102): 3}
     both = [r for r in made if r["key"]["variant"] == "niw 0"]
@@ -208,7 +233,9 @@ def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatc
 
         def run_one(settings, key, folder, tell, second=second):
             trial = int(key["variant"].split()[1])
-            accuracy = first.get(trial, 0.1) if key["cell"] == "one" else {0: 0.5}.get(trial, second)
+            accuracy = (
+                first.get(trial, 0.1) if key["cell"] == "one" else {0: 0.5}.get(trial, second)
+            )
             return {task: {"accuracy": accuracy, "nll": 1.0} for task in ("global", "personalised")}
 
         monkeypatch.setattr("fedhb_paper.table.run", run_one)
@@ -216,17 +243,27 @@ def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatc
         found, made = run(path, ["fedavg"])
         space = tune.Space.read(path)
         assert 3 in space.trials("fedavg")
-        assert {r["key"]["variant"] for r in made if r["key"]["cell"] == "two"} == {"fedavg 0", "fedavg 1", "fedavg 3"}
-        assert found[0].choice == space.trials("fedavg")[best] and found[0].default == pytest.approx(0.5)
+        assert {r["key"]["variant"] for r in made if r["key"]["cell"] == "two"} == {
+            "fedavg 0",
+            "fedavg 1",
+            "fedavg 3",
+        }
+        assert found[0].choice == space.trials("fedavg")[best] and found[
+            0
+        ].default == pytest.approx(0.5)
         assert found[0].best == pytest.approx((0.9 + second) / 2 if best else 0.5)
 
 
 @pytest.mark.parametrize(("gain", "best"), [(0.0004, 3), (0.002, 1)])
-def test_scores_that_agree_to_a_tenth_of_a_percent_are_ordered_by_nll(tmp_path, monkeypatch, gain, best):
+def test_scores_that_agree_to_a_tenth_of_a_percent_are_ordered_by_nll(
+    tmp_path, monkeypatch, gain, best
+):
     """Trial 3 has the lower NLL, trial 1 the higher accuracy: by less than a run can tell, and by more."""
 
     def run_one(settings, key, folder, tell):
-        accuracy, nll = {1: (0.9 + gain, 0.5), 3: (0.9, 0.4)}.get(int(key["variant"].split()[1]), (0.5, 1.0))
+        accuracy, nll = {1: (0.9 + gain, 0.5), 3: (0.9, 0.4)}.get(
+            int(key["variant"].split()[1]), (0.5, 1.0)
+        )
         return {task: {"accuracy": accuracy, "nll": nll} for task in ("global", "personalised")}
 
     monkeypatch.setattr("fedhb_paper.table.run", run_one)
@@ -240,7 +277,11 @@ def test_scores():
         return {"global": {"accuracy": a, "nll": nll}, "personalised": {"accuracy": b, "nll": nll}}
 
     assert tune.score(result(0.8, 0.6)) == (pytest.approx(-0.7), 1.0)
-    assert tune.score(result(0.8, 0.6, 0.5)) < tune.score(result(0.8, 0.6)) < tune.score(result(0.7, 0.6))
+    assert (
+        tune.score(result(0.8, 0.6, 0.5))
+        < tune.score(result(0.8, 0.6))
+        < tune.score(result(0.7, 0.6))
+    )
     assert tune.score(result(0.1, 0.1, math.nan)) < tune.score({"diverged": "x"}) == (0.0, math.inf)
 
 
@@ -265,11 +306,18 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
 
         clients, holdout = real(*arguments)
         test = clients.test
-        poison = Share(torch.full(test.x.shape, math.nan), torch.full_like(test.y, 10**6), test.rows, test.offsets)
+        poison = Share(
+            torch.full(test.x.shape, math.nan),
+            torch.full_like(test.y, 10**6),
+            test.rows,
+            test.offsets,
+        )
         return replace(clients, test=poison), holdout
 
     def watched(self, k, most=None):
-        assert not self.x.is_floating_point() or not torch.isnan(self.x).any(), "a test example was read"
+        assert not self.x.is_floating_point() or not torch.isnan(self.x).any(), (
+            "a test example was read"
+        )
         return gather(self, k, most)
 
     monkeypatch.setattr(from_settings, "make_clients", poisoned)
@@ -334,7 +382,9 @@ def test_trials_on_a_file_are_of_what_was_in_it(tmp_path, monkeypatch):
     found, made = run(path)
     digest = hashlib.sha256(Path("mine.npz").read_bytes()).hexdigest()
     assert len(made) == 6 and {one.metric for one in found} == {"accuracy"}
-    assert {(r["settings"]["dataset"], r["settings"]["data"]) for r in made} == {("mine.npz", digest)}
+    assert {(r["settings"]["dataset"], r["settings"]["data"]) for r in made} == {
+        ("mine.npz", digest)
+    }
     assert {json.dumps(r["result"]["data"]) for r in made} == {json.dumps({"mine.npz": digest})}
     assert run(path)[1] == []
     write_data(seed=1)
@@ -355,29 +405,73 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     assert "not the default" not in printed
     chosen = read_toml(path.parent / "chosen.toml")
     assert chosen["niw"]["data"] == chosen["fedavg"]["data"] == of_file("mine.npz")
-    other = tune.Tuned("niw", "accuracy", 0.5, 0.6, {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9}, {}, trials=3)
+    other = tune.Tuned(
+        "niw", "accuracy", 0.5, 0.6, {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9}, {}, trials=3
+    )
     tune.write_chosen(path.parent / "chosen.toml", [other], of_file("mine.npz"))  # whatever it was
     options = ("--data", "mine.npz", "--rounds", 1, "--seeds", 0, "--set", "model.hidden=8")
-    code, printed = command("compare", *options, "--algorithms", "niw,fedavg,fedbabu", "--tuned", path.parent / "chosen.toml")
+    code, printed = command(
+        "compare",
+        *options,
+        "--algorithms",
+        "niw,fedavg,fedbabu",
+        "--tuned",
+        path.parent / "chosen.toml",
+    )
     assert code == 0 and "chosen.toml has nothing of fedbabu: defaults are used there" in printed
-    settings = {name: read_toml(Path(f"runs/compare/{name}-seed0/settings.toml")) for name in ("niw", "fedavg", "fedbabu")}
-    assert (settings["niw"]["lr"], settings["niw"]["personal_epochs"], settings["niw"]["niw"]["p_do"]) == (0.007, 3, 0.9)
+    settings = {
+        name: read_toml(Path(f"runs/compare/{name}-seed0/settings.toml"))
+        for name in ("niw", "fedavg", "fedbabu")
+    }
+    assert (
+        settings["niw"]["lr"],
+        settings["niw"]["personal_epochs"],
+        settings["niw"]["niw"]["p_do"],
+    ) == (0.007, 3, 0.9)
     assert settings["fedavg"]["lr"] == chosen["fedavg"]["training"]["lr"]
     assert settings["fedbabu"]["lr"] == FedBABU.training["lr"]
-    train = ("train", "--data", "mine.npz", "--rounds", 1, "--out", "x", "--lr", 0.2, "--set", "niw.p_do=0.8")
+    train = (
+        "train",
+        "--data",
+        "mine.npz",
+        "--rounds",
+        1,
+        "--out",
+        "x",
+        "--lr",
+        0.2,
+        "--set",
+        "niw.p_do=0.8",
+    )
     code, printed = command(*train, "--tuned", path.parent / "chosen.toml")
     assert code == 0 and "because flags or the settings file give it: lr, niw.p_do" in printed
     one = read_toml(Path("x/settings.toml"))
-    assert (one["lr"], one["personal_epochs"], one["niw"]["p_do"]) == (0.2, 3, 0.8)  # what is given counts
+    assert (one["lr"], one["personal_epochs"], one["niw"]["p_do"]) == (
+        0.2,
+        3,
+        0.8,
+    )  # what is given counts
     assert "chosen on other data" not in printed
-    tune.write_chosen(path.parent / "both.toml", [other], f"a.npz 0123, {of_file('mine.npz')}")  # tuned on several files
-    assert "chosen on other data" not in command(*train, "--resume", "--tuned", path.parent / "both.toml")[1]
-    assert "chosen on other data" in command("train", "--rounds", 1, "--out", "y", "--tuned", path.parent / "both.toml")[1]
+    tune.write_chosen(
+        path.parent / "both.toml", [other], f"a.npz 0123, {of_file('mine.npz')}"
+    )  # tuned on several files
+    assert (
+        "chosen on other data"
+        not in command(*train, "--resume", "--tuned", path.parent / "both.toml")[1]
+    )
+    assert (
+        "chosen on other data"
+        in command("train", "--rounds", 1, "--out", "y", "--tuned", path.parent / "both.toml")[1]
+    )
     write_data(seed=1)
     code, printed = command(*train, "--resume", "--tuned", path.parent / "chosen.toml")
     assert "chosen.toml was chosen on other data: mine.npz" in printed
-    tune.write_chosen(path.parent / "chosen.toml", [replace(other, method="fedavg")], of_file("mine.npz"))
-    assert list(read_toml(path.parent / "chosen.toml")) == ["fedavg"]  # the others are of other data
+    tune.write_chosen(
+        path.parent / "chosen.toml", [replace(other, method="fedavg")], of_file("mine.npz")
+    )
+    assert list(read_toml(path.parent / "chosen.toml")) == [
+        "fedavg"
+    ]  # the others are of other data
 
 
 @pytest.mark.parametrize("text", ["[mine]\nlr = 0.1\n", "[niw]\nlr = 1\n"])
@@ -387,16 +481,30 @@ def test_a_file_that_was_not_written_by_tune_is_not_written_over(tmp_path, comma
     write_data()
     (path.parent / "chosen.toml").write_text(text)
     code, printed = command("tune", path)
-    assert code == 2 and "is not what `fedhb tune` writes" in printed and (path.parent / "chosen.toml").read_text() == text
+    assert (
+        code == 2
+        and "is not what `fedhb tune` writes" in printed
+        and (path.parent / "chosen.toml").read_text() == text
+    )
     assert not (path.parent / "records.jsonl").exists()
 
 
 def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_data()
-    settings = {"cells": {"digits": {"dataset": "digits"}, "mine": {}}, "variants": {"niw": {}}, "common": {"data": "mine.npz"}}
-    found = {cell: cells.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0}) for cell in settings["cells"]}
-    assert [one["dataset"] for one in found.values()] == ["digits", "mine.npz"] and "data" not in found["digits"]
+    settings = {
+        "cells": {"digits": {"dataset": "digits"}, "mine": {}},
+        "variants": {"niw": {}},
+        "common": {"data": "mine.npz"},
+    }
+    found = {
+        cell: cells.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0})
+        for cell in settings["cells"]
+    }
+    assert [one["dataset"] for one in found.values()] == [
+        "digits",
+        "mine.npz",
+    ] and "data" not in found["digits"]
     settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
     with pytest.raises(InputError, match=r"both data=.mine\.npz. and dataset=.digits.: give one"):
         cells.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
@@ -423,7 +531,12 @@ def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "text",
-    ["[niw]\nlr = 0.1\n", "lr = 0.1\n", "[nwi.training]\n[nwi.settings]\n", "[niw.training]\nrounds = 3\n[niw.settings]\n"],
+    [
+        "[niw]\nlr = 0.1\n",
+        "lr = 0.1\n",
+        "[nwi.training]\n[nwi.settings]\n",
+        "[niw.training]\nrounds = 3\n[niw.settings]\n",
+    ],
 )
 def test_another_file_is_not_what_was_chosen(tmp_path, command, text):
     Path("chosen.toml").write_text(text)
@@ -439,7 +552,8 @@ def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
     found, made = run(path)
     for one in found:
         means = {
-            r["key"]["variant"]: (r["result"]["global"]["nll"] + r["result"]["personalised"]["nll"]) / 2
+            r["key"]["variant"]: (r["result"]["global"]["nll"] + r["result"]["personalised"]["nll"])
+            / 2
             for r in made
             if r["key"]["variant"].startswith(one.method)
         }
@@ -460,12 +574,16 @@ def test_the_command(tmp_path, command):
     assert code == 0 and "fedavg" in printed and "validation score" in printed
     chosen = read_toml(path.parent / "chosen.toml")
     assert set(chosen) == {"fedavg"} and chosen["fedavg"]["trials"] == 3
-    assert set(chosen["fedavg"]["training"]) == {"lr", "personal_epochs"} and chosen["fedavg"]["settings"] == {"update": "full"}
+    assert set(chosen["fedavg"]["training"]) == {"lr", "personal_epochs"} and chosen["fedavg"][
+        "settings"
+    ] == {"update": "full"}
     assert ("not the default of the code yet" in printed) == bool(tune.differences(chosen))
     assert command("tune", path, "--algorithms", "niw")[0] == 0
     both = read_toml(path.parent / "chosen.toml")
     assert set(both) == {"niw", "fedavg"} and both["fedavg"] == chosen["fedavg"]
-    records = [json.loads(line) for line in (path.parent / "records.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (path.parent / "records.jsonl").read_text().splitlines()
+    ]
     assert records[0]["command"] == f"fedhb tune {path} --trials 3 --algorithms fedavg"
     assert command("tune", path, "--trials", "1000")[0] == 2
 
@@ -473,7 +591,10 @@ def test_the_command(tmp_path, command):
 def test_differences_from_the_code_are_seen(monkeypatch):
     monkeypatch.setattr(FedBABU, "training", {})
     chosen = {"fedbabu": {"training": {"lr": 0.3}, "settings": {"update": "full"}}}
-    assert tune.differences(chosen) == ["fedbabu: lr is 0.1, chosen was 0.3", "fedbabu: update is body, chosen was full"]
+    assert tune.differences(chosen) == [
+        "fedbabu: lr is 0.1, chosen was 0.3",
+        "fedbabu: update is body, chosen was full",
+    ]
     monkeypatch.setattr(FedBABU, "training", {"lr": 0.3})
     assert tune.differences(chosen) == ["fedbabu: update is body, chosen was full"]
 

@@ -118,10 +118,14 @@ def descend(
     distance, gradient = float(np.linalg.norm(x - best)), 0.0
     path = Path([], [], [], 0.0, 0.0)
     wanted, end = set(record), max(record)
-    with np.errstate(over="ignore", invalid="ignore"):  # a broken step rule diverges, which its caller wants to see
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # a broken step rule diverges, which its caller wants to see
         for t in range(end):
             block = next(select)
-            batch = rng.integers(problem.num_batches, size=problem.num_clients) if minibatches else None
+            batch = (
+                rng.integers(problem.num_batches, size=problem.num_clients) if minibatches else None
+            )
             slope = problem.gradient(x, batch)
             gradient = max(gradient, math.sqrt(float(np.vdot(slope, slope))))
             x[block] -= slope[block] / rule(t)

@@ -77,20 +77,30 @@ def work(settings: Mapping[str, Any]) -> list[Key]:
 def settings_of(settings: Mapping[str, Any], key: Key) -> Settings:
     """The settings of one run, in one process."""
     merged: dict[str, Any] = {}
-    for layer in (settings.get("common", {}), settings["cells"][key["cell"]], settings["variants"][key["variant"]]):
+    for layer in (
+        settings.get("common", {}),
+        settings["cells"][key["cell"]],
+        settings["variants"][key["variant"]],
+    ):
         if set(SOURCES) <= set(layer):
-            raise InputError(f"cell {key['cell']!r} has both data={layer['data']!r} and dataset={layer['dataset']!r}: give one")
+            raise InputError(
+                f"cell {key['cell']!r} has both data={layer['data']!r} and dataset={layer['dataset']!r}: give one"
+            )
         for name, value in layer.items():
             if name in CHOOSING:
                 continue
             if name in SOURCES:
-                merged.pop(SOURCES[name], None)  # a file takes the place of a data set, and the other way round
+                merged.pop(
+                    SOURCES[name], None
+                )  # a file takes the place of a data set, and the other way round
             if isinstance(value, Mapping):
                 before = merged.get(name, {})
                 value = {**({"name": before} if isinstance(before, str) else before), **value}
             merged[name] = value
     algorithm = merged.pop("algorithm", key["variant"])
-    merged = {name: value for name, value in merged.items() if name not in ALGORITHMS or name == algorithm}
+    merged = {
+        name: value for name, value in merged.items() if name not in ALGORITHMS or name == algorithm
+    }
     try:
         return Settings.resolve(merged, {"algorithm": algorithm, "seed": key["seed"], "workers": 1})
     except InputError as error:
@@ -106,18 +116,32 @@ def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
 
 def flat(chosen: Settings) -> dict[str, Any]:
     """The same for a run's settings."""
-    found = {f.name: getattr(chosen, f.name) for f in dataclasses.fields(chosen) if f.name not in WHERE}
-    found["model"] = chosen.model or nets.DEFAULT.get(Path(chosen.data).stem if chosen.data else chosen.dataset, "mlp")
+    found = {
+        f.name: getattr(chosen, f.name) for f in dataclasses.fields(chosen) if f.name not in WHERE
+    }
+    found["model"] = chosen.model or nets.DEFAULT.get(
+        Path(chosen.data).stem if chosen.data else chosen.dataset, "mlp"
+    )
     algorithm: Any = build(chosen.algorithm, chosen.options.get(chosen.algorithm, {}))
-    found |= {f"{chosen.algorithm}.{name}": value for name, value in dataclasses.asdict(algorithm).items()}
-    return found | {f"model.{name}": value for name, value in chosen.options.get("model", {}).items()}
+    found |= {
+        f"{chosen.algorithm}.{name}": value for name, value in dataclasses.asdict(algorithm).items()
+    }
+    return found | {
+        f"model.{name}": value for name, value in chosen.options.get("model", {}).items()
+    }
 
 
 def effective(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Settings as they act: names that they lack at what there was before them, and what does nothing beside the others off."""
-    found = {name: value for name in names if (value := before(name)) is not MISSING} | dict(settings)
+    found = {name: value for name in names if (value := before(name)) is not MISSING} | dict(
+        settings
+    )
     layered = found.get("niw.dof") == "per_layer"
-    for name, acts in (("niw.relax", layered), ("niw.same_steps", layered), ("niw.along", layered and found.get("niw.relax"))):
+    for name, acts in (
+        ("niw.relax", layered),
+        ("niw.same_steps", layered),
+        ("niw.along", layered and found.get("niw.relax")),
+    ):
         if name in found:
             found[name] = bool(acts and found[name])
     return found
@@ -127,7 +151,11 @@ def before(name: str) -> Any:
     """What there was before a setting, by its name in `resolved`: mostly its default."""
     table, dot, field = name.partition(".")
     owner = ALGORITHMS.get(table) if dot else Settings
-    default = next((f.default for f in dataclasses.fields(owner) if f.name == (field or name)), MISSING) if owner else MISSING
+    default = (
+        next((f.default for f in dataclasses.fields(owner) if f.name == (field or name)), MISSING)
+        if owner
+        else MISSING
+    )
     return BEFORE.get(name, default)
 
 

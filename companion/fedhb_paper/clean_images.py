@@ -21,6 +21,7 @@ def metrics(run: Run, dataset: Dataset) -> dict[str, Any]:
     device = run.problem.network.device
     with one_thread():
         found = [
-            run.algorithm.predict(run.problem, run.state.server, x[rows].to(device), run.rng).cpu() for rows in order.split(BATCH)
+            run.algorithm.predict(run.problem, run.state.server, x[rows].to(device), run.rng).cpu()
+            for rows in order.split(BATCH)
         ]
     return run.problem.likelihood.metrics(torch.cat(found), y[order])

@@ -12,10 +12,12 @@ from rich.text import Text as Styled
 
 from fedhb.errors import InputError
 
-Words = Optional[list[str]]  # noqa: UP045 (typer reads it)
-Text = Optional[str]  # noqa: UP045
-Place = Optional[Path]  # noqa: UP045
-Jobs = Annotated[int, typer.Option(min=1, help="processes, each with one thread and a run of its own")]
+Words = Optional[list[str]]
+Text = Optional[str]
+Place = Optional[Path]
+Jobs = Annotated[
+    int, typer.Option(min=1, help="processes, each with one thread and a run of its own")
+]
 
 
 def register(app: typer.Typer, console: Console, errors: Console) -> None:
@@ -23,22 +25,54 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
 
     @app.command()
     def paper(
-        name: Annotated[Text, typer.Argument(metavar="[NAME]", help="a table or figure; without it, the list of them")] = None,
-        dataset: Annotated[Words, typer.Option(help="only cells with this data set; may be repeated")] = None,
-        cell: Annotated[Words, typer.Option(help="only this cell, by its name or parts: s=100,tau=1; may be repeated")] = None,
-        algorithms: Annotated[Text, typer.Option(help="only these algorithms or variants, with commas between them")] = None,
-        seeds: Annotated[Text, typer.Option(help="these seeds instead of the experiment's own, with commas between them")] = None,
+        name: Annotated[
+            Text,
+            typer.Argument(
+                metavar="[NAME]", help="a table or figure; without it, the list of them"
+            ),
+        ] = None,
+        dataset: Annotated[
+            Words, typer.Option(help="only cells with this data set; may be repeated")
+        ] = None,
+        cell: Annotated[
+            Words,
+            typer.Option(help="only this cell, by its name or parts: s=100,tau=1; may be repeated"),
+        ] = None,
+        algorithms: Annotated[
+            Text, typer.Option(help="only these algorithms or variants, with commas between them")
+        ] = None,
+        seeds: Annotated[
+            Text,
+            typer.Option(
+                help="these seeds instead of the experiment's own, with commas between them"
+            ),
+        ] = None,
         width: Annotated[
-            float | None, typer.Option(help="multiplies the channels of the network [1]; other widths have records of their own")
+            float | None,
+            typer.Option(
+                help="multiplies the channels of the network [1]; other widths have records of their own"
+            ),
         ] = None,
         rounds: Annotated[
-            float | None, typer.Option(help="the share of each cell's rounds [1]; others have records of their own")
+            float | None,
+            typer.Option(
+                help="the share of each cell's rounds [1]; others have records of their own"
+            ),
         ] = None,
         jobs: Jobs = 1,
-        folder: Annotated[Place, typer.Option(help="the folder of the experiments [experiments, from here upward]")] = None,
-        show: Annotated[bool, typer.Option("--show", help="print the tables from the records, run nothing")] = False,
-        again: Annotated[bool, typer.Option("--again", help="run what is recorded a second time, and compare")] = False,
-        markdown: Annotated[bool, typer.Option("--markdown", help="print the tables as Markdown")] = False,
+        folder: Annotated[
+            Place,
+            typer.Option(help="the folder of the experiments [experiments, from here upward]"),
+        ] = None,
+        show: Annotated[
+            bool, typer.Option("--show", help="print the tables from the records, run nothing")
+        ] = False,
+        again: Annotated[
+            bool, typer.Option("--again", help="run what is recorded a second time, and compare")
+        ] = False,
+        markdown: Annotated[
+            bool, typer.Option("--markdown", help="print the tables as Markdown")
+        ] = False,
     ) -> None:
         """Run a table or figure of the paper again: what is not recorded yet; ours beside the printed numbers."""
         from fedhb_paper import experiments, workbench
@@ -46,7 +80,9 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         from fedhb_paper.scale import Scale, parse
 
         if show and again:
-            raise InputError("--show runs nothing, --again runs what is recorded a second time: choose one")
+            raise InputError(
+                "--show runs nothing, --again runs what is recorded a second time: choose one"
+            )
         place = experiments.find_folder(folder)
         if name is None:
             console.print(overview(place))
@@ -64,24 +100,38 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         if again:
             valid = [record for record in standing.records if not record["stale"]]
             if not valid:
-                raise InputError(f"{name}: nothing of this is recorded by the present settings: leave out --again")
+                raise InputError(
+                    f"{name}: nothing of this is recorded by the present settings: leave out --again"
+                )
             keys = [record["key"] for record in valid]
-            console.print(differences(valid, run_all(second(experiment, keys), keys, jobs, errors).records))
             console.print(
-                f"{len(standing.records) - len(valid)} records by other settings were left out", highlight=False, markup=False
+                differences(valid, run_all(second(experiment, keys), keys, jobs, errors).records)
+            )
+            console.print(
+                f"{len(standing.records) - len(valid)} records by other settings were left out",
+                highlight=False,
+                markup=False,
             )
             return
         done = f"{len(keys) - len(standing.missing)} of {len(keys)} records are there"
-        errors.print(f"{name}: {done}{stale_words(standing)}", highlight=False, markup=False, soft_wrap=True)
+        errors.print(
+            f"{name}: {done}{stale_words(standing)}", highlight=False, markup=False, soft_wrap=True
+        )
         if not show and standing.missing:
             standing = run_all(experiment, keys, jobs, errors)
         if scales:  # where none is asked for, what is recorded at others is shown beside it
-            others = experiments.choose(shown if seeds is not None else shown.with_recorded_seeds(), *asked)
-            beside = workbench.standing(shown, [key for key in others if parse(key["cell"])[1].changes])
+            others = experiments.choose(
+                shown if seeds is not None else shown.with_recorded_seeds(), *asked
+            )
+            beside = workbench.standing(
+                shown, [key for key in others if parse(key["cell"])[1].changes]
+            )
             experiment, keys = shown, [*keys, *(record["key"] for record in beside.records)]
             standing = workbench.standing(experiment, keys)
         console.print(f"[bold]{experiment.title}[/bold]", highlight=False)
-        for table in experiment.kind.tables(experiment.settings, chosen_rows(experiment.printed(), keys), standing.records):
+        for table in experiment.kind.tables(
+            experiment.settings, chosen_rows(experiment.printed(), keys), standing.records
+        ):
             if markdown:
                 console.print(as_markdown(table), highlight=False, markup=False, soft_wrap=True)
             else:
@@ -92,9 +142,18 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
 
     @app.command()
     def tune(
-        space: Annotated[Path, typer.Argument(metavar="SPACE.toml", help="what is tried: experiments/tuning/space.toml")],
-        algorithms: Annotated[Text, typer.Option(help="only these, with commas between them [all of the space]")] = None,
-        trials: Annotated[Optional[int], typer.Option(help="of every method [as in the space]")] = None,  # noqa: UP045
+        space: Annotated[
+            Path,
+            typer.Argument(
+                metavar="SPACE.toml", help="what is tried: experiments/tuning/space.toml"
+            ),
+        ],
+        algorithms: Annotated[
+            Text, typer.Option(help="only these, with commas between them [all of the space]")
+        ] = None,
+        trials: Annotated[
+            int | None, typer.Option(help="of every method [as in the space]")
+        ] = None,
         jobs: Jobs = 1,
     ) -> None:
         """Choose every method's settings on validation data, with the same budget for all; the choice goes to chosen.toml."""
@@ -117,18 +176,34 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         tuning.write_chosen(chosen, found, content.own_data)
         console.print(tuning.table(found))
         console.print(
-            f"chosen settings in {chosen}; compare with them: {content.comparison(chosen)}", highlight=False, soft_wrap=True
+            f"chosen settings in {chosen}; compare with them: {content.comparison(chosen)}",
+            highlight=False,
+            soft_wrap=True,
         )
         if not content.own_data:
             for text in tuning.differences(read_toml(chosen)):
-                console.print(f"not the default of the code yet: {text}", highlight=False, markup=False)
+                console.print(
+                    f"not the default of the code yet: {text}", highlight=False, markup=False
+                )
 
     @app.command()
     def bench(
-        works: Annotated[Optional[list[str]], typer.Argument(metavar="[W1 W2 W3 W4]", help="which reference work [all]")] = None,  # noqa: UP045
-        json_file: Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help="write the results there too")] = None,  # noqa: UP045
-        repeats: Annotated[Optional[int], typer.Option(help="timed rounds of every contender [each work's own number]")] = None,  # noqa: UP045
-        full: Annotated[bool, typer.Option("--full", help="W2 with all of its images, not a fifth of them scaled")] = False,
+        works: Annotated[
+            list[str] | None,
+            typer.Argument(metavar="[W1 W2 W3 W4]", help="which reference work [all]"),
+        ] = None,
+        json_file: Annotated[
+            Path | None,
+            typer.Option("--json", metavar="FILE", help="write the results there too"),
+        ] = None,
+        repeats: Annotated[
+            int | None,
+            typer.Option(help="timed rounds of every contender [each work's own number]"),
+        ] = None,
+        full: Annotated[
+            bool,
+            typer.Option("--full", help="W2 with all of its images, not a fifth of them scaled"),
+        ] = False,
     ) -> None:
         """Measure this machine's speed and memory on reference work: fedhb beside plain PyTorch, a hand-written limit and Flower."""
         from rich.progress import Progress
@@ -139,7 +214,9 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
 
         names = check_names(works or ())  # at once: what follows imports torch and takes minutes
         if json_file is not None and not json_file.parent.is_dir():
-            raise InputError(f"--json {json_file}: there is no folder {json_file.parent}: make it first")
+            raise InputError(
+                f"--json {json_file}: there is no folder {json_file.parent}: make it first"
+            )
         with Progress(*Progress.get_default_columns(), console=errors, transient=True) as bar:
             rows: dict[str, Any] = {}
 
@@ -167,12 +244,19 @@ def overview(folder: Path) -> Table:
             keys = experiments.choose(experiment)
             standing = workbench.standing(experiment, keys)
             count = f"{len(keys) - len(standing.missing)} of {len(keys)}{stale_words(standing)}"
-            scales = [", ".join(f"{key} {value:g}" for key, value in s.changes.items()) for s in experiment.recorded_scales()]
+            scales = [
+                ", ".join(f"{key} {value:g}" for key, value in s.changes.items())
+                for s in experiment.recorded_scales()
+            ]
             absent = workbench.lacking(list(standing.settings.values()), remedies=False)
-            notes = [f"needs {name}: {why}" for name, why in absent.items()] + [f"also recorded: {text}" for text in scales]
+            notes = [f"needs {name}: {why}" for name, why in absent.items()] + [
+                f"also recorded: {text}" for text in scales
+            ]
         except InputError as error:
             count, notes = "", [str(error)]
-        table.add_row(name, "\n".join([experiment.title, *(f"[dim]{note}[/dim]" for note in notes)]), count)
+        table.add_row(
+            name, "\n".join([experiment.title, *(f"[dim]{note}[/dim]" for note in notes)]), count
+        )
     return table
 
 
@@ -182,15 +266,31 @@ def as_markdown(table: Table) -> str:
     def line(cells: Any) -> str:
         return (
             "| "
-            + " | ".join(Styled.from_markup(str(cell)).plain.replace("\n", "<br>").replace("|", "\\|") for cell in cells)
+            + " | ".join(
+                Styled.from_markup(str(cell)).plain.replace("\n", "<br>").replace("|", "\\|")
+                for cell in cells
+            )
             + " |"
         )
 
     sides = ["---:" if column.justify == "right" else "---" for column in table.columns]
     rows = [line(cells) for cells in zip(*(column.cells for column in table.columns), strict=True)]
-    head = [f"**{Styled.from_markup(str(table.title)).plain}**".replace("\n", ", "), ""] if table.title else []
+    head = (
+        [f"**{Styled.from_markup(str(table.title)).plain}**".replace("\n", ", "), ""]
+        if table.title
+        else []
+    )
     tail = ["", Styled.from_markup(str(table.caption)).plain] if table.caption else []
-    return "\n".join([*head, line(column.header for column in table.columns), "| " + " | ".join(sides) + " |", *rows, *tail, ""])
+    return "\n".join(
+        [
+            *head,
+            line(column.header for column in table.columns),
+            "| " + " | ".join(sides) + " |",
+            *rows,
+            *tail,
+            "",
+        ]
+    )
 
 
 def run_all(experiment: Any, keys: Any, jobs: int, errors: Console) -> Any:
@@ -224,14 +324,22 @@ def draw(experiment: Any, errors: Console) -> None:
         errors.print(str(error), highlight=False, markup=False)
         return
     if paths:
-        errors.print(f"{len(paths)} figures in {experiment.path / 'figures'}", highlight=False, soft_wrap=True, markup=False)
+        errors.print(
+            f"{len(paths)} figures in {experiment.path / 'figures'}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def chosen_rows(printed: list[dict[str, Any]], keys: Any) -> list[dict[str, Any]]:
     """The printed numbers of these keys' cells, whatever their scale, and variants."""
     from fedhb_paper.scale import parse
 
-    cells, variants = dict.fromkeys(str(key.get("cell")) for key in keys), {key.get("variant") for key in keys}
+    cells, variants = (
+        dict.fromkeys(str(key.get("cell")) for key in keys),
+        {key.get("variant") for key in keys},
+    )
     return [
         {**row, "cell": cell}
         for cell in cells
@@ -263,5 +371,7 @@ def whole_numbers(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found:
-        raise InputError(f"seeds={text!r}: give whole numbers with commas between them, such as 0,1,2")
+        raise InputError(
+            f"seeds={text!r}: give whole numbers with commas between them, such as 0,1,2"
+        )
     return found

@@ -34,7 +34,9 @@ LAST = 5
 
 def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
     """The settings of the run, and the numbers of epochs."""
-    return cells.resolved(settings, key) | ({"epochs": list(settings["epochs"])} if settings.get("epochs") else {})
+    return cells.resolved(settings, key) | (
+        {"epochs": list(settings["epochs"])} if settings.get("epochs") else {}
+    )
 
 
 def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
@@ -42,7 +44,9 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     chosen = settings_of(settings, key)
     dataset, epochs = dataset_of(chosen.dataset, chosen.data), list(settings.get("epochs", ()))
     until = 0.5 if epochs else 0.9
-    found = train(chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, until)])
+    found = train(
+        chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, until)]
+    )
     clients, _ = make_clients(chosen, dataset)
     after = {chosen.personal_epochs: found.result["personalised"]}
     for k, count in enumerate(epochs):
@@ -57,24 +61,42 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     }
 
 
-def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Table]:
+def tables(
+    settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]
+) -> list[Table]:
     """For each variant a line per cell: the mean curve at some rounds, its end, and how far that is above the optimum."""
     found = []
     for variant in dict.fromkeys(r["key"]["variant"] for r in records):
-        runs = {c: [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (c, variant)] for c in settings["cells"]}
+        runs = {
+            c: [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (c, variant)]
+            for c in settings["cells"]
+        }
         curves = {cell: _curves(mine) for cell, mine in runs.items() if mine}
         longest = max((len(curve) for each in curves.values() for curve in each), default=0)
         rounds = [n for n in ROUNDS if n <= longest]
         optimum = settings.get("optimum")
-        least = statistics.fmean(end(curve) for curve in curves[optimum]) if curves.get(optimum) else None
+        least = (
+            statistics.fmean(end(curve) for curve in curves[optimum])
+            if curves.get(optimum)
+            else None
+        )
         title = f"{variant}: negative ELBO by round"
-        table = Table("", *map(str, rounds), "end", *(["above the optimum"] if least is not None else []), title=title)
+        table = Table(
+            "",
+            *map(str, rounds),
+            "end",
+            *(["above the optimum"] if least is not None else []),
+            title=title,
+        )
         for cell, each in curves.items():
             name = cell + diverged(runs[cell]) + label(runs[cell], [seeds_of(runs[cell])])
             if not each:
                 table.add_row(name)
                 continue
-            values = [statistics.fmean(c[n - 1] for c in each) if n <= len(each[0]) else None for n in rounds]
+            values = [
+                statistics.fmean(c[n - 1] for c in each) if n <= len(each[0]) else None
+                for n in rounds
+            ]
             ends = [end(curve) for curve in each]
             around = f" ±{statistics.stdev(ends):,.0f}" if len(ends) > 1 else ""
             above = [f"{statistics.fmean(ends) - least:+,.0f}"] if least is not None else []
@@ -84,20 +106,34 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequenc
     return found + _personalisation(settings, records)
 
 
-def _personalisation(settings: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[Table]:
+def _personalisation(
+    settings: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+) -> list[Table]:
     """Accuracy by epochs of personalisation, where there are such records: a line for each cell and variant."""
     epochs = [str(count) for count in settings.get("epochs", ())]
     table = Table("", "0", *epochs, title="accuracy by epochs of personalisation")
     for variant in settings["variants"]:
         for cell in settings["cells"]:
-            done = [r for r in pictures.of(records, cell, variant) if epochs and set(epochs) <= set(r.get("after", ()))]
-            columns = [[r["global"] for r in done], *([r["after"][n] for r in done] for n in epochs)]
+            done = [
+                r
+                for r in pictures.of(records, cell, variant)
+                if epochs and set(epochs) <= set(r.get("after", ()))
+            ]
+            columns = [
+                [r["global"] for r in done],
+                *([r["after"][n] for r in done] for n in epochs),
+            ]
             if done and "accuracy" in done[0]["global"]:
-                table.add_row(f"{variant}, {cell}", *(spread([100 * m["accuracy"] for m in each], 2) for each in columns))
+                table.add_row(
+                    f"{variant}, {cell}",
+                    *(spread([100 * m["accuracy"] for m in each], 2) for each in columns),
+                )
     return [table] if table.row_count else []
 
 
-def figures(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(
+    settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]
+) -> list[Figure]:
     """The curves of training, and of personalisation."""
     return pictures.curves(settings, records) + pictures.by_epoch(settings, records)
 
@@ -110,4 +146,8 @@ def end(curve: Sequence[float]) -> float:
 def _curves(records: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """The curves of the runs that are valid and did not diverge."""
     mine = [r["result"] for r in records if not r.get("stale")]
-    return [result["negative_elbo"] for result in mine if None not in result.get("negative_elbo", [None])]
+    return [
+        result["negative_elbo"]
+        for result in mine
+        if None not in result.get("negative_elbo", [None])
+    ]

@@ -112,9 +112,15 @@ class ConvexFederation:
         The Hessian of a client's loss in f_t is at most c_i I, c_i its largest eigenvalue over the batches; with c_i I in
         its place the largest eigenvalue of the whole can only grow.
         """
-        gram = self.num_batches * CURVATURE[self.loss] * np.einsum("ibnd,ibne->ibde", self.inputs, self.inputs)
+        gram = (
+            self.num_batches
+            * CURVATURE[self.loss]
+            * np.einsum("ibnd,ibne->ibde", self.inputs, self.inputs)
+        )
         top = np.linalg.eigvalsh(gram)[..., -1].max(1)
-        return self.scale * float(np.linalg.eigvalsh(self._arrow(top[:, None, None] * np.eye(gram.shape[-1])))[-1])
+        return self.scale * float(
+            np.linalg.eigvalsh(self._arrow(top[:, None, None] * np.eye(gram.shape[-1])))[-1]
+        )
 
     def minimiser(self) -> Array:
         """x* [N + 1, d], by Newton's method: one step for the Gaussian model; damped only where a full step does not descend."""
@@ -140,7 +146,9 @@ def make(settings: dict[str, Any]) -> ConvexFederation:
     if settings["loss"] not in CURVATURE:
         raise InputError(f"loss={settings['loss']!r}: choose {' or '.join(CURVATURE)}")
     if settings["examples"] % settings["batch_size"]:
-        raise InputError(f"batch_size={settings['batch_size']} does not divide examples={settings['examples']}: choose a divisor")
+        raise InputError(
+            f"batch_size={settings['batch_size']} does not divide examples={settings['examples']}: choose a divisor"
+        )
     count, dim, size = settings["num_clients"], settings["dim"], settings["batch_size"]
     rng = np.random.default_rng(settings["problem_seed"])
     h = np.geomspace(1.0, settings["smallest"], dim)
@@ -149,7 +157,10 @@ def make(settings: dict[str, Any]) -> ConvexFederation:
     a = np.sqrt(h) * rng.normal(size=(count, settings["examples"], dim))
     z = np.einsum("ind,id->in", a, theta)
     if settings["loss"] == "gaussian":
-        a, y = a / settings["noise"], (z + settings["target_noise"] * rng.normal(size=z.shape)) / settings["noise"]
+        a, y = (
+            a / settings["noise"],
+            (z + settings["target_noise"] * rng.normal(size=z.shape)) / settings["noise"],
+        )
     else:
         y = (rng.random(z.shape) < 1.0 / (1.0 + np.exp(-z))).astype(float)
     problem = ConvexFederation(

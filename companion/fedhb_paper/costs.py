@@ -56,16 +56,27 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     model, _ = model_of(chosen, clients)
     algorithm = build(chosen.algorithm, chosen.options.get(chosen.algorithm, {}))
     tell(0.0, "a round")
-    options = fit_options(replace(chosen, rounds=1, fraction=1 / len(clients))) | {"evaluate_on": None}
+    options = fit_options(replace(chosen, rounds=1, fraction=1 / len(clients))) | {
+        "evaluate_on": None
+    }
     found = fit(model, clients, algorithm, **options, progress=False)
-    plan = Plan(chosen.local_epochs, chosen.batch_size, chosen.lr, chosen.momentum, algorithm.update == "full")
+    plan = Plan(
+        chosen.local_epochs,
+        chosen.batch_size,
+        chosen.lr,
+        chosen.momentum,
+        algorithm.update == "full",
+    )
     clients = clients.to(str(found.problem.network.device))
     seconds = measure(found, clients, plan, chosen.fraction, settings.get("repeats", REPEATS), tell)
     batches = math.ceil(int(clients.sizes[0]) / chosen.batch_size)
     sent = found.result["communication"]["per_client_round"]
     return {
         "seconds": seconds,
-        "batches": {"client": batches * chosen.local_epochs, "personalised": batches * chosen.personal_epochs},
+        "batches": {
+            "client": batches * chosen.local_epochs,
+            "personalised": batches * chosen.personal_epochs,
+        },
         "bytes": {"down": sent["down_bytes"], "up": sent["up_bytes"]},
         "parameters": found.problem.network.num_params,
         "answers": cohort_size(len(clients), chosen.fraction),
@@ -73,7 +84,9 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     }
 
 
-def measure(run: Run, clients: Clients, plan: Plan, fraction: float, repeats: int, tell: Tell) -> dict[str, float]:
+def measure(
+    run: Run, clients: Clients, plan: Plan, fraction: float, repeats: int, tell: Tell
+) -> dict[str, float]:
     """Seconds of every step."""
     problem, algorithm, server, rng = run.problem, run.algorithm, run.state.server, run.rng
     one, count = clients.select([0]), cohort_size(len(clients), fraction)
@@ -95,7 +108,9 @@ def measure(run: Run, clients: Clients, plan: Plan, fraction: float, repeats: in
             "client": lambda: algorithm.local_update(problem, received, one, memory, plan, rng),
             "server": serve,
             "global": lambda: algorithm.predict(problem, server, x, rng, memory or None),
-            "personalised": lambda: algorithm.personalise(problem, server, one, memory, run.personal_plan, rng),
+            "personalised": lambda: algorithm.personalise(
+                problem, server, one, memory, run.personal_plan, rng
+            ),
             "personal_test": lambda: mine.predict(x.unsqueeze(0)),
         }
         found = {}
@@ -116,19 +131,34 @@ def median(step: Callable[[], object], repeats: int) -> float:
 
 
 def tables(
-    settings: Mapping[str, Any], printed: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any],
+    printed: Sequence[Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]],
 ) -> list[Table]:
     """Seconds of every step beside the printed ones; and per batch, with bytes in units of d, beside the formulas."""
     found = []
     names = {row["cell"]: None for row in printed} | {r["key"]["cell"]: None for r in records}
     for cell in names:
         rows = [row for row in printed if row["cell"] == cell]
-        own = {r["key"]["variant"]: r for r in records if r["key"]["cell"] == cell and "seconds" in r["result"]}
+        own = {
+            r["key"]["variant"]: r
+            for r in records
+            if r["key"]["cell"] == cell and "seconds" in r["result"]
+        }
         mine = {variant: record["result"] for variant, record in own.items()}
         theirs = {(row["algorithm"], row["task"], row["metric"]): row["mean"] for row in rows}
-        variants = [v for v in settings["variants"] if v in mine or any(row["algorithm"] == v for row in rows)]
-        heads = [f"{variant}{star([own[variant]])}" if variant in own else variant for variant in variants]
-        about = next((f", {r['answers']} answers a round, {r['processor']}" for r in mine.values()), "")
+        variants = [
+            v
+            for v in settings["variants"]
+            if v in mine or any(row["algorithm"] == v for row in rows)
+        ]
+        heads = [
+            f"{variant}{star([own[variant]])}" if variant in own else variant
+            for variant in variants
+        ]
+        about = next(
+            (f", {r['answers']} answers a round, {r['processor']}" for r in mine.values()), ""
+        )
         if not any(metric == "formula" for _, _, metric in theirs):
             table = Table("seconds", *heads, title=f"{cell}{about}", show_lines=True)
             for step in STEPS:
@@ -138,12 +168,16 @@ def tables(
             continue
         table = Table("per client and batch", *heads, title=f"{cell}{about}", show_lines=True)
         for way in ("down", "up", *STEPS):
-            table.add_row(way, *(_both(mine, theirs, variant, way, "formula") for variant in variants))
+            table.add_row(
+                way, *(_both(mine, theirs, variant, way, "formula") for variant in variants)
+            )
         found.append(table)
     return found
 
 
-def _both(mine: Mapping[str, Any], theirs: Mapping[Any, Any], variant: str, step: str, metric: str) -> str:
+def _both(
+    mine: Mapping[str, Any], theirs: Mapping[Any, Any], variant: str, step: str, metric: str
+) -> str:
     lines = [_ours(mine[variant], step, metric)] if variant in mine else []
     if (variant, step, metric) in theirs:
         lines.append(f"[dim]printed {theirs[variant, step, metric]}[/dim]")

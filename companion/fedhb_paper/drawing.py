@@ -59,7 +59,11 @@ def draw(figure: Figure, folder: Path) -> list[Path]:
             canvas.legend(loc="outside lower center", ncols=min(COLUMNS, len(named)))
         for kind in ("png", "svg"):
             content = io.BytesIO()
-            about: dict[str, Any] = {"Title": figure.title, "Description": figure.description, "Software": None}
+            about: dict[str, Any] = {
+                "Title": figure.title,
+                "Description": figure.description,
+                "Software": None,
+            }
             if kind == "svg":
                 about = {"Title": figure.title, "Description": figure.description, "Date": None}
             canvas.savefig(content, format=kind, dpi=150, metadata=about)
@@ -79,7 +83,12 @@ def _lines(axes: Any, figure: Figure) -> None:
     for one in figure.series:
         x, y, spread = _points(one)
         mark = MARKS[one.style.mark] if len(x) <= MARKED and not one.faint else None
-        look = {"color": one.style.colour, "linestyle": DASHES[one.style.dash], "marker": mark, "markersize": 4}
+        look = {
+            "color": one.style.colour,
+            "linestyle": DASHES[one.style.dash],
+            "marker": mark,
+            "markersize": 4,
+        }
         axes.plot(
             x,
             y,
@@ -100,12 +109,23 @@ def _bars(axes: Any, figure: Figure) -> None:
     for k, one in enumerate(figure.series):
         x, y, spread = _points(one)
         places = [groups.index(name) + (k - (len(figure.series) - 1) / 2) * width for name in x]
-        axes.bar(places, y, width, yerr=spread if any(spread) else None, label=one.name, color=one.style.colour, capsize=2)
+        axes.bar(
+            places,
+            y,
+            width,
+            yerr=spread if any(spread) else None,
+            label=one.name,
+            color=one.style.colour,
+            capsize=2,
+        )
     axes.set_xticks(range(len(groups)), groups)
 
 
 def draw_all(figures: Iterable[Figure], folder: Path) -> list[Path]:
     """Every figure that shows something."""
     return [
-        path for figure in figures if any(y is not None for one in figure.series for y in one.y) for path in draw(figure, folder)
+        path
+        for figure in figures
+        if any(y is not None for one in figure.series for y in one.y)
+        for path in draw(figure, folder)
     ]

@@ -67,7 +67,9 @@ class Experiment:
         except ModuleNotFoundError as error:
             if error.name != KINDS[kind]:
                 raise
-            raise InputError(f"{self.name}: this version of fedhb has no kind {kind!r} yet: choose another experiment") from None
+            raise InputError(
+                f"{self.name}: this version of fedhb has no kind {kind!r} yet: choose another experiment"
+            ) from None
 
     def with_seeds(self, seeds: Sequence[int]) -> Experiment:
         """The same with these seeds in every cell."""
@@ -75,7 +77,10 @@ class Experiment:
             name: {key: value for key, value in cell.items() if key != "seeds"}
             for name, cell in self.settings.get("cells", {}).items()
         }
-        return replace(self, settings={**self.settings, "seeds": list(seeds), **({"cells": cells} if cells else {})})
+        return replace(
+            self,
+            settings={**self.settings, "seeds": list(seeds), **({"cells": cells} if cells else {})},
+        )
 
     def scaled(self, scales: Sequence[Scale]) -> Experiment:
         """The same with every cell at each of these scales."""
@@ -84,7 +89,9 @@ class Experiment:
     def recorded_scales(self) -> list[Scale]:
         """The scales that there are records of, besides that of the cells as they are."""
         found = dict.fromkeys(scale.parse(str(key.get("cell", "")))[1] for key in self._recorded)
-        return sorted((one for one in found if one.changes), key=lambda one: (one.width, one.rounds))
+        return sorted(
+            (one for one in found if one.changes), key=lambda one: (one.width, one.rounds)
+        )
 
     def with_recorded_scales(self) -> Experiment:
         """The same with every cell also at the scales that there are records of."""
@@ -107,14 +114,18 @@ class Experiment:
         """What a record depends on: as its kind says, else all settings but those that only choose or name records."""
         if hasattr(self.kind, "resolved"):
             return dict(self.kind.resolved(self.settings, key))
-        return {name: value for name, value in self.settings.items() if name not in ("title", "seeds")}
+        return {
+            name: value for name, value in self.settings.items() if name not in ("title", "seeds")
+        }
 
 
 def find_folder(given: Path | None) -> Path:
     """The folder of the experiments: as given, or `experiments` beside fedhb's pyproject.toml, from here upward."""
     if given is not None:
         if not given.is_dir():
-            raise InputError(f"--folder {given}: there is no such folder: give that of the experiments")
+            raise InputError(
+                f"--folder {given}: there is no such folder: give that of the experiments"
+            )
         return given
     here = Path.cwd()
     for place in (here, *here.parents):
@@ -125,7 +136,9 @@ def find_folder(given: Path | None) -> Path:
             and read_toml(project).get("project", {}).get("name") == "fedhb"
         ):
             return place / "experiments"
-    raise InputError(f"no experiments above {here}: run this in a clone of fedhb's repository, or give --folder EXPERIMENTS")
+    raise InputError(
+        f"no experiments above {here}: run this in a clone of fedhb's repository, or give --folder EXPERIMENTS"
+    )
 
 
 def names(folder: Path) -> list[str]:
@@ -137,7 +150,9 @@ def load(folder: Path, name: str) -> Experiment:
     """An experiment by its name."""
     known = names(folder)
     if name not in known:
-        raise InputError(f"unknown experiment {name!r}{did_you_mean(name, known)}: {folder} has {', '.join(known) or 'none'}")
+        raise InputError(
+            f"unknown experiment {name!r}{did_you_mean(name, known)}: {folder} has {', '.join(known) or 'none'}"
+        )
     return Experiment(folder / name, read_toml(folder / name / "settings.toml"))
 
 
@@ -148,7 +163,9 @@ def read_printed(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise InputError(f"{path}: its columns are {reader.fieldnames}: they must be {', '.join(COLUMNS)}")
+            raise InputError(
+                f"{path}: its columns are {reader.fieldnames}: they must be {', '.join(COLUMNS)}"
+            )
         rows: list[dict[str, Any]] = [dict(row) for row in reader]
     for row in rows:
         row["mean"], row["std"] = _number(row["mean"]), _number(row["std"])
@@ -182,22 +199,37 @@ def choose(
         return str(variants.get(variant(key), {}).get("algorithm", variant(key)))
 
     def has(part: str) -> Callable[[Key], str]:
-        return lambda key: part if set(_parts(part)) <= set(_parts(str(key.get("cell", "")))) else ""
+        return lambda key: (
+            part if set(_parts(part)) <= set(_parts(str(key.get("cell", "")))) else ""
+        )
 
     for option, words, readings in (
         ("--dataset", datasets, [lambda key: str(experiment.resolved(key).get("dataset", ""))]),
         ("--cell", cells, [lambda key: scale.parse(str(key.get("cell", "")))[0], *map(has, cells)]),
-        ("--algorithms", algorithms, [variant, algorithm]),  # a variant of that name, else all of that algorithm
+        (
+            "--algorithms",
+            algorithms,
+            [variant, algorithm],
+        ),  # a variant of that name, else all of that algorithm
     ):
         if not words:
             continue
         names = [[reading(key) for key in keys] for reading in readings]
         wanted: set[int] = set()
         for word in words:
-            found = next((f for column in names if (f := {n for n, name in enumerate(column) if name == word})), None)
+            found = next(
+                (
+                    f
+                    for column in names
+                    if (f := {n for n, name in enumerate(column) if name == word})
+                ),
+                None,
+            )
             if found is None:
                 known = list(dict.fromkeys(name for column in names for name in column if name))
-                raise InputError(f"{option} {word}{did_you_mean(word, known)}: {experiment.name} has {', '.join(known)}")
+                raise InputError(
+                    f"{option} {word}{did_you_mean(word, known)}: {experiment.name} has {', '.join(known)}"
+                )
             wanted |= found
         keys = [key for n, key in enumerate(keys) if n in wanted]
     return keys

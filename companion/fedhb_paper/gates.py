@@ -36,9 +36,17 @@ def metrics(run: Run, settings: Settings) -> dict[str, Any]:
         best = algorithm.likeliest(problem, server, clients)
         for k, j in enumerate(best):
             x, y = share.examples(k)
-            one = Weights(prototypes.theta[j : j + 1], prototypes.head[j : j + 1], prototypes.buffers[j : j + 1])
-            equal = mixture_prediction(problem, prototypes, uniform(count, x, problem.network.dtype), x)
-            nearest = mixture_prediction(problem, one, torch.ones(1, len(x), dtype=problem.network.dtype, device=x.device), x)
+            one = Weights(
+                prototypes.theta[j : j + 1],
+                prototypes.head[j : j + 1],
+                prototypes.buffers[j : j + 1],
+            )
+            equal = mixture_prediction(
+                problem, prototypes, uniform(count, x, problem.network.dtype), x
+            )
+            nearest = mixture_prediction(
+                problem, one, torch.ones(1, len(x), dtype=problem.network.dtype, device=x.device), x
+            )
             found["uniform"].append(problem.likelihood.metrics(equal, y))
             found["oracle"].append(problem.likelihood.metrics(nearest, y))
     return {"learned": run.result["global"]} | {gate: mean(each) for gate, each in found.items()}

@@ -46,7 +46,9 @@ class Backbone:
     def r_n(self, n: float) -> float:
         """G (L + 1) / n log M + G / n log(S_x sqrt(n / G))."""
         G = self.weights
-        return G * (self.layers + 1) / n * math.log(self.width) + G / n * math.log(self.inputs * math.sqrt(n / G))
+        return G * (self.layers + 1) / n * math.log(self.width) + G / n * math.log(
+            self.inputs * math.sqrt(n / G)
+        )
 
     def eps_n2(self, n: float, delta: float = 1.0) -> float:
         """eps_n^2 = r_n log^(2 delta) n; delta = 1 is below every value that the theorem allows."""
@@ -55,8 +57,12 @@ class Backbone:
     def reference_variance(self, n: float, bound: float) -> float:
         """sigma_n^2 = G A / (8 n) of the proof's Gaussian around the best weights (eq:q_tilde), |theta| <= bound."""
         w = bound * self.width
-        bracket = (self.inputs + 1 + 1 / (w - 1)) ** 2 + 1 / ((2 * w) ** 2 - 1) + 2 / (2 * w - 1) ** 2
-        inverse = math.log(3 * self.inputs * self.width) * (2 * w) ** (2 * (self.layers + 1)) * bracket
+        bracket = (
+            (self.inputs + 1 + 1 / (w - 1)) ** 2 + 1 / ((2 * w) ** 2 - 1) + 2 / (2 * w - 1) ** 2
+        )
+        inverse = (
+            math.log(3 * self.inputs * self.width) * (2 * w) ** (2 * (self.layers + 1)) * bracket
+        )
         return self.weights / (8 * n * inverse)
 
     def reference_kl(self, n: float, bound: float, deviation: float) -> float:

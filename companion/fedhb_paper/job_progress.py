@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from fedhb_paper.jobs import Job
 from fedhb_paper.records import Key, identity
@@ -30,7 +37,12 @@ class Shown:
         self.todo, self.done, self._begun = todo, 0, time.monotonic()
         self._said: dict[str, float] = {}
         if self.console.is_terminal and todo:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar.start()
             self._all = self._bar.add_task(f"[bold]{self.label}", total=todo)
@@ -41,11 +53,17 @@ class Shown:
         if self._bar is None:
             if time.monotonic() - self._said.setdefault(name, time.monotonic()) >= QUIET:
                 self._said[name] = time.monotonic()
-                self.console.print(f"{title(job.key)}: {text}", highlight=False, markup=False, soft_wrap=True)
+                self.console.print(
+                    f"{title(job.key)}: {text}", highlight=False, markup=False, soft_wrap=True
+                )
         else:
             if name not in self._jobs:
                 self._jobs[name] = self._bar.add_task(title(job.key), total=100)
-            self._bar.update(self._jobs[name], completed=round(100 * share), description=f"{title(job.key)}: {text}")
+            self._bar.update(
+                self._jobs[name],
+                completed=round(100 * share),
+                description=f"{title(job.key)}: {text}",
+            )
 
     def recorded(self, record: Mapping[str, Any]) -> None:
         """A line of what was found, and the time left."""
@@ -69,7 +87,9 @@ class Shown:
 
 def title(key: Key) -> str:
     """A key in words."""
-    return ", ".join(f"{name} {value}" if isinstance(value, int) else str(value) for name, value in key.items())
+    return ", ".join(
+        f"{name} {value}" if isinstance(value, int) else str(value) for name, value in key.items()
+    )
 
 
 def brief(result: Mapping[str, Any]) -> str:

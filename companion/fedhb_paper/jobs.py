@@ -85,7 +85,9 @@ def _in_processes(jobs: Sequence[Job], count: int, watch: Watch) -> Iterator[tup
                     kind, *content = pipe.recv()
                 except EOFError:
                     process.join()
-                    raise RuntimeError(f"the process of {dict(job.key)} died with code {process.exitcode} (memory?)") from None
+                    raise RuntimeError(
+                        f"the process of {dict(job.key)} died with code {process.exitcode} (memory?)"
+                    ) from None
                 if kind == "ready":
                     ready.add(pipe)
                     continue

@@ -26,7 +26,9 @@ __all__ = ["figures", "resolved", "run", "tables", "work"]
 def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
     """The settings of the run, and the numbers of examples."""
     if not settings.get("examples"):
-        raise InputError("settings.toml has no examples: give the numbers of examples to personalise with, such as [5, 20]")
+        raise InputError(
+            "settings.toml has no examples: give the numbers of examples to personalise with, such as [5, 20]"
+        )
     return cells.resolved(settings, key) | {"examples": list(settings["examples"])}
 
 
@@ -34,37 +36,57 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     """The metrics of the novel clients before personalisation, and after it with each number of examples."""
     chosen = settings_of(settings, key)
     dataset = dataset_of(chosen.dataset, chosen.data)
-    found = train(chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, 0.8)])
+    found = train(
+        chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, 0.8)]
+    )
     _, novel = make_clients(chosen, dataset)
     if novel is None:
-        raise InputError(f"cell {key['cell']!r} holds out no clients: give holdout_clients, such as 20")
+        raise InputError(
+            f"cell {key['cell']!r} holds out no clients: give holdout_clients, such as 20"
+        )
     after = {}
     for done, n in enumerate(settings["examples"]):
         tell(0.8 + 0.2 * done / len(settings["examples"]), f"{n} examples")
-        after[str(n)] = found.evaluate(novel.with_at_most(n, chosen.seed), chosen.evaluate_on)["personalised"]
+        after[str(n)] = found.evaluate(novel.with_at_most(n, chosen.seed), chosen.evaluate_on)[
+            "personalised"
+        ]
     return {"before": found.result["holdout"]["global"], "after": after}
 
 
-def tables(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Table]:
+def tables(
+    settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]
+) -> list[Table]:
     """For every cell and metric: variants by numbers of examples."""
     found = []
     numbers = [str(n) for n in settings["examples"]]
     for cell in dict.fromkeys(r["key"]["cell"] for r in records):
-        for metric, factor, digits in metrics_in(*(r["result"].get("before", {}) for r in records if r["key"]["cell"] == cell)):
+        for metric, factor, digits in metrics_in(
+            *(r["result"].get("before", {}) for r in records if r["key"]["cell"] == cell)
+        ):
             title = f"{cell}: {metric} of novel clients by their number of examples"
             table = Table("", "none", *numbers, title=title)
             for variant in settings["variants"]:
-                all_ = [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)]
+                all_ = [
+                    r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)
+                ]
                 mine = [r for r in all_ if set(numbers) <= set(r["result"].get("after", ()))]
                 old = star(mine)
-                columns = [[r["result"]["before"] for r in mine], *([r["result"]["after"][n] for r in mine] for n in numbers)]
-                texts = [spread([factor * m[metric] for m in each], digits) + old if each else "" for each in columns]
+                columns = [
+                    [r["result"]["before"] for r in mine],
+                    *([r["result"]["after"][n] for r in mine] for n in numbers),
+                ]
+                texts = [
+                    spread([factor * m[metric] for m in each], digits) + old if each else ""
+                    for each in columns
+                ]
                 if all_:
                     table.add_row(variant + diverged(all_), *texts)
             found.append(table)
     return found
 
 
-def figures(settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(
+    settings: Mapping[str, Any], printed: Sequence[Any], records: Sequence[Mapping[str, Any]]
+) -> list[Figure]:
     """Accuracy and NLL against the number of examples."""
     return pictures.few_examples(settings, records)

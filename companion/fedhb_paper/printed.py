@@ -46,9 +46,17 @@ def numbers(algorithm: str, settings: Mapping[str, Any]) -> tuple[str, Printed]:
             continue
         for cell in experiment.settings.get("cells", {}):
             for variant in experiment.settings["variants"]:
-                rows = [row for row in printed if (row["cell"], row["algorithm"]) == (cell, variant)]
-                if rows and _is_variant(algorithm, settings, experiment, variant) and _is_cell(ours, experiment, cell, variant):
-                    return f"{experiment.title}: {cell}", {(row["task"], row["metric"]): _value(row) for row in rows}
+                rows = [
+                    row for row in printed if (row["cell"], row["algorithm"]) == (cell, variant)
+                ]
+                if (
+                    rows
+                    and _is_variant(algorithm, settings, experiment, variant)
+                    and _is_cell(ours, experiment, cell, variant)
+                ):
+                    return f"{experiment.title}: {cell}", {
+                        (row["task"], row["metric"]): _value(row) for row in rows
+                    }
     return "", {}
 
 
@@ -64,19 +72,25 @@ def federation(chosen: Settings) -> dict[str, Any]:
 
 def _is_cell(ours: dict[str, Any], experiment: Experiment, cell: str, variant: str) -> bool:
     try:
-        return ours == federation(settings_of(experiment.settings, {"cell": cell, "variant": variant, "seed": 0}))
+        return ours == federation(
+            settings_of(experiment.settings, {"cell": cell, "variant": variant, "seed": 0})
+        )
     except InputError:  # a cell of more than settings
         return False
 
 
-def _is_variant(name: str, settings: Mapping[str, Any], experiment: Experiment, variant: str) -> bool:
+def _is_variant(
+    name: str, settings: Mapping[str, Any], experiment: Experiment, variant: str
+) -> bool:
     changes = experiment.settings["variants"][variant]
     algorithm = changes.get("algorithm", variant)
     if algorithm != name:
         return False
     own: dict[str, Any] = settings.get(algorithm, {})
     wanted: dict[str, Any] = changes.get(algorithm, {})
-    others = {key for one in experiment.settings["variants"].values() for key in one.get(algorithm, {})}
+    others = {
+        key for one in experiment.settings["variants"].values() for key in one.get(algorithm, {})
+    }
     from fedhb.algorithms import build
 
     chosen = vars(build(algorithm, own))

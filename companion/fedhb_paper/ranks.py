@@ -37,7 +37,12 @@ class Comparison:
 
 def ranks(values: Sequence[float]) -> list[float]:
     """The rank of each value, the largest first; equal ones share the mean of their ranks."""
-    return [1 + sum(other > value for other in values) + (sum(other == value for other in values) - 1) / 2 for value in values]
+    return [
+        1
+        + sum(other > value for other in values)
+        + (sum(other == value for other in values) - 1) / 2
+        for value in values
+    ]
 
 
 def compare(blocks: Sequence[Sequence[float]]) -> Comparison:
@@ -45,12 +50,15 @@ def compare(blocks: Sequence[Sequence[float]]) -> Comparison:
     n, k = len(blocks), len(blocks[0])
     each = [ranks(block) for block in blocks]
     mean = [sum(column) / n for column in zip(*each, strict=True)]
-    ties = sum(block.count(v) ** 3 - block.count(v) for block in map(list, blocks) for v in set(block))
+    ties = sum(
+        block.count(v) ** 3 - block.count(v) for block in map(list, blocks) for v in set(block)
+    )
     correction = 1 - ties / (n * (k**3 - k))
     spread = sum(r * r for r in mean) - k * (k + 1) ** 2 / 4
     chi2 = 12 * n / (k * (k + 1)) * spread / correction if correction > 0 else 0.0
     p = torch.special.gammaincc(
-        torch.tensor((k - 1) / 2, dtype=torch.float64), torch.tensor(max(chi2, 0.0) / 2, dtype=torch.float64)
+        torch.tensor((k - 1) / 2, dtype=torch.float64),
+        torch.tensor(max(chi2, 0.0) / 2, dtype=torch.float64),
     )
     critical = Q[k - 2] * math.sqrt(k * (k + 1) / (6 * n)) if k - 2 < len(Q) else None
     return Comparison(mean, chi2, float(p), critical, n)

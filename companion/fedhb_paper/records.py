@@ -26,7 +26,9 @@ def identity(key: Key) -> str:
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a file, oldest first. Lines that a crash cut short are passed over."""
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
+    for line in (
+        path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+    ):
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
@@ -55,7 +57,11 @@ def changed(record: Mapping[str, Any], now: Mapping[str, Any], effective: Effect
     """The settings by which a record is stale."""
     plain = json.loads(json.dumps(now))  # as a record keeps it: tuples are lists
     then, present = effective(record.get("settings", {}), plain), effective(plain, ())
-    return [name for name in {**then, **present} if then.get(name, MISSING) != present.get(name, MISSING)]
+    return [
+        name
+        for name in {**then, **present}
+        if then.get(name, MISSING) != present.get(name, MISSING)
+    ]
 
 
 def star(records: Iterable[Mapping[str, Any]]) -> str:
@@ -65,12 +71,20 @@ def star(records: Iterable[Mapping[str, Any]]) -> str:
 
 def on_one_grid(records: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
     """Those whose results were taken at the same places (under this name) as a valid one: others have no mean with it."""
-    grid = next((r["result"].get(name) for r in (*(r for r in records if not r.get("stale")), *reversed(records))), None)
+    grid = next(
+        (
+            r["result"].get(name)
+            for r in (*(r for r in records if not r.get("stale")), *reversed(records))
+        ),
+        None,
+    )
     return [r for r in records if r["result"].get(name) == grid]
 
 
 def current(
-    records: Iterable[Mapping[str, Any]], wanted: Iterable[tuple[Key, Mapping[str, Any]]], effective: Effective
+    records: Iterable[Mapping[str, Any]],
+    wanted: Iterable[tuple[Key, Mapping[str, Any]]],
+    effective: Effective,
 ) -> dict[str, dict[str, Any]]:
     """For each wanted (key, present settings) that has a record, by the key's identity: the newest valid one, else the newest,
     with `stale`: the settings that have changed."""

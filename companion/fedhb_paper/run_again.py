@@ -44,7 +44,9 @@ def differences(first: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str,
         table.add_column(header, justify="right")
     for name, values in pairs.items():
         means = [f"{statistics.fmean(side):.4f}" for side in zip(*values, strict=True)]
-        table.add_row(name, str(len(values)), *means, f"{max(abs(one - other) for one, other in values):.4f}")
+        table.add_row(
+            name, str(len(values)), *means, f"{max(abs(one - other) for one, other in values):.4f}"
+        )
     return table
 
 

@@ -28,7 +28,9 @@ class Scale:
         if not 0 < self.width < float("inf"):
             raise InputError(f"width={self.width}: give a positive number, such as 0.25")
         if not 0 < self.rounds <= 1:
-            raise InputError(f"rounds={self.rounds}: give the share of each cell's rounds, above 0 and at most 1, such as 0.5")
+            raise InputError(
+                f"rounds={self.rounds}: give the share of each cell's rounds, above 0 and at most 1, such as 0.5"
+            )
 
     @property
     def changes(self) -> dict[str, float]:
@@ -63,9 +65,14 @@ def scaled(settings: Mapping[str, Any], scales: Sequence[Scale]) -> dict[str, An
             changed = dict(own)
             if scale.width != 1:
                 model = own.get("model", {})
-                changed["model"] = {**({"name": model} if isinstance(model, str) else model), "width": scale.width}
+                changed["model"] = {
+                    **({"name": model} if isinstance(model, str) else model),
+                    "width": scale.width,
+                }
             if scale.rounds != 1:
-                rounds = own.get("rounds", settings.get("common", {}).get("rounds", Settings.rounds))
+                rounds = own.get(
+                    "rounds", settings.get("common", {}).get("rounds", Settings.rounds)
+                )
                 changed["rounds"] = max(1, round(scale.rounds * rounds))
             found[name(cell, scale)] = changed
     return {**settings, "cells": found}

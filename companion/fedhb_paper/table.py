@@ -50,7 +50,12 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     """Train and evaluate."""
     chosen = settings_of(settings, key)
     found = train(
-        chosen, folder, resume=True, dataset=dataset_of(chosen.dataset, chosen.data), progress=False, callbacks=[Told(tell, 0.9)]
+        chosen,
+        folder,
+        resume=True,
+        dataset=dataset_of(chosen.dataset, chosen.data),
+        progress=False,
+        callbacks=[Told(tell, 0.9)],
     )
     shares = [r["penalty_share"] for r in found.records if "penalty_share" in r]
     holdout = found.result["holdout"] or {}
@@ -85,7 +90,15 @@ def population(run: Run, settings: Settings) -> dict[str, float]:
     if not run.algorithm.remember(run.problem, clients.select([0])):
         return {}
     with one_thread():
-        each = global_metrics(run.problem, run.algorithm, run.state.server, clients, ClientStore(), run.rng, settings.evaluate_on)
+        each = global_metrics(
+            run.problem,
+            run.algorithm,
+            run.state.server,
+            clients,
+            ClientStore(),
+            run.rng,
+            settings.evaluate_on,
+        )
     found = mean(each)
     return found if found != run.result["global"] else {}
 
@@ -95,12 +108,24 @@ def of_task(result: Mapping[str, Any], task: str) -> Mapping[str, float] | None:
     return result.get(task) or (result.get("global") if task == "population" else None)
 
 
-def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Table]:
+def tables(
+    settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]
+) -> list[Table]:
     """A table for each metric, beside what is printed, with the cells in it; or for one cell all in one; ranks."""
-    cells = _in_order(settings["cells"], [r["key"]["cell"] for r in records], [row["cell"] for row in printed])
-    variants = _in_order(settings["variants"], [r["key"]["variant"] for r in records], [row["algorithm"] for row in printed])
+    cells = _in_order(
+        settings["cells"], [r["key"]["cell"] for r in records], [row["cell"] for row in printed]
+    )
+    variants = _in_order(
+        settings["variants"],
+        [r["key"]["variant"] for r in records],
+        [row["algorithm"] for row in printed],
+    )
     lost = ["global"] if any("diverged" in r["result"] for r in records) else []
-    used = {*lost, *(row["task"] for row in printed), *(name for r in records for name in r["result"])}
+    used = {
+        *lost,
+        *(row["task"] for row in printed),
+        *(name for r in records for name in r["result"]),
+    }
     tasks = [task for task in NAMES if task in used]
     of_cell = {cell: [r for r in records if r["key"]["cell"] == cell] for cell in cells}
     seeds = {cell: sets_of_seeds(mine) for cell, mine in of_cell.items()}
@@ -110,19 +135,33 @@ def tables(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequ
         mine = [r for r in of_cell[cell] if r["key"]["variant"] == variant]
         own = ours(mine, task, metric, factor, digits, name_seeds=len(seeds[cell]) > 1)
         name = cell, variant, task, metric
-        theirs = [row for row in printed if (row["cell"], row["algorithm"], row["task"], row["metric"]) == name]
+        theirs = [
+            row
+            for row in printed
+            if (row["cell"], row["algorithm"], row["task"], row["metric"]) == name
+        ]
         return "\n".join(filter(None, (own, *(as_printed(row, digits) for row in theirs))))
 
     found: dict[str, dict[str, list[str]]] = {}  # title -> head of a column -> its texts
-    for task in [*tasks, *dict.fromkeys(row["task"] for row in printed if row["task"] not in tasks)]:
+    for task in [
+        *tasks,
+        *dict.fromkeys(row["task"] for row in printed if row["task"] not in tasks),
+    ]:
         of_paper = {row["metric"]: row for row in printed if row["task"] == task}
-        for metric, *how in metrics_in(of_paper, *(of_task(r["result"], task) or {} for r in records)):
-            columns = {labels[cell]: [text(cell, variant, task, metric, *how) for variant in variants] for cell in cells}
+        for metric, *how in metrics_in(
+            of_paper, *(of_task(r["result"], task) or {} for r in records)
+        ):
+            columns = {
+                labels[cell]: [text(cell, variant, task, metric, *how) for variant in variants]
+                for cell in cells
+            }
             if not any(any(column) for column in columns.values()):
                 continue
             name = NAMES.get(task, task)
             if len(cells) == 1:
-                found.setdefault(f"{name}: {labels[cells[0]]}", {})[metric] = columns[labels[cells[0]]]
+                found.setdefault(f"{name}: {labels[cells[0]]}", {})[metric] = columns[
+                    labels[cells[0]]
+                ]
             else:
                 found[f"{name}: {metric}"] = columns
     shown = []
@@ -139,7 +178,9 @@ def metrics_in(*results: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     return [one for one in METRICS if any(one[0] in result for result in results)] or [METRICS[0]]
 
 
-def figures(settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]) -> list[Figure]:
+def figures(
+    settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]
+) -> list[Figure]:
     """Accuracy against a parameter, where variants differ in one."""
     return pictures.parameters(settings, printed, records)
 
@@ -162,7 +203,12 @@ def label(records: Sequence[Record], seeds: Sequence[str]) -> str:
 
 def sets_of_seeds(records: Sequence[Record]) -> list[str]:
     """The seeds of every variant; one text where they are the same for all."""
-    return list(dict.fromkeys(seeds_of([r for r in records if r["key"]["variant"] == one["key"]["variant"]]) for one in records))
+    return list(
+        dict.fromkeys(
+            seeds_of([r for r in records if r["key"]["variant"] == one["key"]["variant"]])
+            for one in records
+        )
+    )
 
 
 def seeds_of(records: Sequence[Record]) -> str:
@@ -171,9 +217,15 @@ def seeds_of(records: Sequence[Record]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {','.join(map(str, seeds))}"
 
 
-def ours(records: Sequence[Record], task: str, metric: str, factor: float, digits: int, name_seeds: bool) -> str:
+def ours(
+    records: Sequence[Record], task: str, metric: str, factor: float, digits: int, name_seeds: bool
+) -> str:
     """Mean ± deviation over seeds, which are named where those of others differ; * where settings have changed since."""
-    values = [factor * found[metric] for r in records if metric in (found := of_task(r["result"], task) or {})]
+    values = [
+        factor * found[metric]
+        for r in records
+        if metric in (found := of_task(r["result"], task) or {})
+    ]
     old = star(records)
     named = f" ({seeds_of(records)})" if name_seeds else ""
     text = f"{spread(values, digits)}{old}{named}" if values else ""
@@ -198,7 +250,9 @@ def as_printed(row: Record, digits: int) -> str:
     return f"[dim]printed {row['mean']:.{digits}f}{deviation}[/dim]"
 
 
-def rank_table(variants: Sequence[str], tasks: Sequence[str], records: Sequence[Record]) -> list[Table]:
+def rank_table(
+    variants: Sequence[str], tasks: Sequence[str], records: Sequence[Record]
+) -> list[Table]:
     """Mean ranks by accuracy over the blocks (cell and seed) that every variant with a record has, and whether they differ."""
     compared = {task: found for task in tasks if (found := ranked(variants, task, records))}
     if not compared:
@@ -206,16 +260,27 @@ def rank_table(variants: Sequence[str], tasks: Sequence[str], records: Sequence[
     table = Table("", *(NAMES[task] for task in compared), title="mean ranks by accuracy")
     for variant in variants:
         if any(variant in each for each, _ in compared.values()):
-            table.add_row(variant, *(f"{each[variant]:.2f}" if variant in each else "" for each, _ in compared.values()))
+            table.add_row(
+                variant,
+                *(
+                    f"{each[variant]:.2f}" if variant in each else ""
+                    for each, _ in compared.values()
+                ),
+            )
     table.add_section()
     results = [result for _, result in compared.values()]
     table.add_row("blocks: cell and seed", *(str(r.blocks) for r in results))
     table.add_row("Friedman chi2, p", *(f"{r.chi2:.2f}, {r.p:.2g}" for r in results))
-    table.add_row("critical difference (Nemenyi, 5 %)", *(f"{r.critical:.2f}" if r.critical is not None else "" for r in results))
+    table.add_row(
+        "critical difference (Nemenyi, 5 %)",
+        *(f"{r.critical:.2f}" if r.critical is not None else "" for r in results),
+    )
     return [table]
 
 
-def ranked(variants: Sequence[str], task: str, records: Sequence[Record]) -> tuple[dict[str, float], ranks.Comparison] | None:
+def ranked(
+    variants: Sequence[str], task: str, records: Sequence[Record]
+) -> tuple[dict[str, float], ranks.Comparison] | None:
     """Each variant's mean rank, and the comparison; None where there is nothing to compare."""
     scores: dict[tuple[str, int], dict[str, float]] = {}
     for r in records:
@@ -225,7 +290,9 @@ def ranked(variants: Sequence[str], task: str, records: Sequence[Record]) -> tup
             score = mine["accuracy"] if mine and not diverged else -math.inf
             scores.setdefault((r["key"]["cell"], r["key"]["seed"]), {})[r["key"]["variant"]] = score
     names = [v for v in variants if any(v in block for block in scores.values())]
-    blocks = [[block[v] for v in names] for block in scores.values() if all(v in block for v in names)]
+    blocks = [
+        [block[v] for v in names] for block in scores.values() if all(v in block for v in names)
+    ]
     if len(names) < 2 or len(blocks) < 2:
         return None
     result = ranks.compare(blocks)
@@ -234,7 +301,11 @@ def ranked(variants: Sequence[str], task: str, records: Sequence[Record]) -> tup
 
 def gate_table(records: Sequence[Record]) -> list[Table]:
     """Global accuracy of mixtures under their own gate, equal shares, and the prototype that fits the client's own data best."""
-    return accuracies(records, "mixtures: global accuracy by gate", {gate: ("gates", gate) for gate in gates.GATES})
+    return accuracies(
+        records,
+        "mixtures: global accuracy by gate",
+        {gate: ("gates", gate) for gate in gates.GATES},
+    )
 
 
 def leak_table(records: Sequence[Record]) -> list[Table]:
@@ -245,14 +316,21 @@ def leak_table(records: Sequence[Record]) -> list[Table]:
         "novel groups, test images": ("holdout_global",),
         "novel groups, images that others train on": ("leak", "novel"),
     }
-    return accuracies(records, "global accuracy of images no copy of which was trained on, and of others", columns)
+    return accuracies(
+        records, "global accuracy of images no copy of which was trained on, and of others", columns
+    )
 
 
-def accuracies(records: Sequence[Record], title: str, columns: Mapping[str, Sequence[str]]) -> list[Table]:
+def accuracies(
+    records: Sequence[Record], title: str, columns: Mapping[str, Sequence[str]]
+) -> list[Table]:
     """Accuracies of every cell and variant, a column for each place in a result; nothing where no result has any."""
     found: dict[tuple[str, str], list[tuple[Record, list[float]]]] = {}
     for r in records:
-        places = [reduce(lambda part, name: part.get(name) or {}, path, r["result"]) for path in columns.values()]
+        places = [
+            reduce(lambda part, name: part.get(name) or {}, path, r["result"])
+            for path in columns.values()
+        ]
         if all("accuracy" in place for place in places):
             each = found.setdefault((r["key"]["cell"], r["key"]["variant"]), [])
             each.append((r, [100 * metrics["accuracy"] for metrics in places]))
@@ -261,11 +339,17 @@ def accuracies(records: Sequence[Record], title: str, columns: Mapping[str, Sequ
     table = Table("cell", "", *columns, title=title)
     for (cell, variant), mine in found.items():
         values = zip(*(row for _, row in mine), strict=True)
-        table.add_row(cell, f"{variant}{star([r for r, _ in mine])}", *(spread(column, 2) for column in values))
+        table.add_row(
+            cell,
+            f"{variant}{star([r for r, _ in mine])}",
+            *(spread(column, 2) for column in values),
+        )
     return [table]
 
 
 def _in_order(known: Iterable[str], *used: Sequence[str]) -> list[str]:
     """The names that are used, in the order of the settings; then those of the paper that the settings do not have."""
     names = {name for one in used for name in one}
-    return [name for name in known if name in names] + [n for n in dict.fromkeys(used[-1]) if n not in set(known)]
+    return [name for name in known if name in names] + [
+        n for n in dict.fromkeys(used[-1]) if n not in set(known)
+    ]

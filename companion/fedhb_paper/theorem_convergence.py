@@ -36,7 +36,9 @@ Record = Mapping[str, Any]
 def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
     """What a record depends on: the settings of its cell."""
     left_out = ("title", "seeds", "cells", "cohorts", "selections")  # the last two choose variants
-    return {name: value for name, value in _of(settings, key["cell"]).items() if name not in left_out}
+    return {
+        name: value for name, value in _of(settings, key["cell"]).items() if name not in left_out
+    }
 
 
 def work(settings: Settings) -> list[dict[str, Any]]:
@@ -50,16 +52,32 @@ def work(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def run(settings: Settings, key: Mapping[str, Any], folder: Path | None, tell: Callable[[float, str], Any]) -> dict[str, Any]:
+def run(
+    settings: Settings,
+    key: Mapping[str, Any],
+    folder: Path | None,
+    tell: Callable[[float, str], Any],
+) -> dict[str, Any]:
     """One run of the algorithm; it takes seconds, so nothing is kept in `folder`."""
     chosen = _of(settings, key["cell"])
     problem, blocks = make(chosen), _blocks(chosen, key["variant"])
-    record = sorted({*grid(chosen["steps"], blocks.round_length, chosen["recorded"]), blocks.client_steps})
+    record = sorted(
+        {*grid(chosen["steps"], blocks.round_length, chosen["recorded"]), blocks.client_steps}
+    )
     smoothness = problem.smoothness()
-    path = descend(problem, blocks, record, printed_rule(smoothness), np.random.default_rng([key["seed"], 0xB10C]), tell)
+    path = descend(
+        problem,
+        blocks,
+        record,
+        printed_rule(smoothness),
+        np.random.default_rng([key["seed"], 0xB10C]),
+        tell,
+    )
     result = asdict(path) | {"smoothness": smoothness}
     if problem.num_batches == 1 and problem.loss == "gaussian":
-        result |= dict(zip(("distance_before", "gradient_before"), sublevel_constants(problem), strict=True))
+        result |= dict(
+            zip(("distance_before", "gradient_before"), sublevel_constants(problem), strict=True)
+        )
     return result
 
 
@@ -70,7 +88,9 @@ def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[
         rows = summarise(settings, cell, records)
         if not rows:
             continue
-        table = Table(title=f"{cell}: gap = f(mean iterate) - f*, mean over seeds; beside the bounds: the largest gap / bound")
+        table = Table(
+            title=f"{cell}: gap = f(mean iterate) - f*, mean over seeds; beside the bounds: the largest gap / bound"
+        )
         for name in ("blocks", "N_f", "kappa", "T", "gap at T", "±", "printed bound", "known beforehand", "bound for rounds",
                      "slope, last decade", "gap of the last iterate"):  # fmt: skip
             table.add_column(name, justify="left" if name == "blocks" else "right")
@@ -99,7 +119,10 @@ def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[
     """
     chosen, rows = _of(settings, cell), []
     for variant in dict.fromkeys(key["variant"] for key in work(settings) if key["cell"] == cell):
-        mine = on_one_grid([r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)], "steps")
+        mine = on_one_grid(
+            [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)],
+            "steps",
+        )
         results = [r["result"] for r in mine]
         if not results:
             continue
@@ -109,12 +132,17 @@ def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[
         L = results[0]["smoothness"]
         D, R = (max(r[name] for r in results) for name in ("distance", "gradient"))
         bounds = [printed_bound(T, blocks.kappa, L, D, R) for T in steps]
-        for_rounds = [bound_for_rounds(T, blocks.kappa, L, D, R, blocks.round_length) for T in steps]
+        for_rounds = [
+            bound_for_rounds(T, blocks.kappa, L, D, R, blocks.round_length) for T in steps
+        ]
         ends = [k for k, T in enumerate(steps) if T % blocks.round_length == 0]
         ratio_before = None
         if "distance_before" in results[0]:
             constants = L, results[0]["distance_before"], results[0]["gradient_before"]
-            ratio_before = max(g / printed_bound(T, blocks.kappa, *constants) for T, g in zip(steps, gap, strict=True))
+            ratio_before = max(
+                g / printed_bound(T, blocks.kappa, *constants)
+                for T, g in zip(steps, gap, strict=True)
+            )
         late = [k for k, T in enumerate(steps) if steps[-1] <= 10 * T]
         rows.append(
             {

@@ -54,7 +54,9 @@ class Truth:
             1.5 * rng.normal(size=hidden) / math.sqrt(hidden),
         ]
         spread = chosen["client_deviation"]
-        return cls(*[w + spread * rng.normal(size=(count, *w.shape)) for w in [*common, np.zeros(())]])
+        return cls(
+            *[w + spread * rng.normal(size=(count, *w.shape)) for w in [*common, np.zeros(())]]
+        )
 
     def __call__(self, x: Array) -> Array:
         """f^i(x_i) [N, n] for inputs [N, n, inputs]."""
@@ -66,13 +68,17 @@ def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
     """What a record depends on: the settings of its cell, and every one of its algorithm's."""
     chosen = {**settings, **settings["cells"][key["cell"]]}
     left_out = ("title", "seeds", "cells", "variants")
-    algorithm = {f"niw.{name}": value for name, value in vars(algorithm_of(settings, key["variant"])).items()}
+    algorithm = {
+        f"niw.{name}": value for name, value in vars(algorithm_of(settings, key["variant"])).items()
+    }
     return {name: value for name, value in chosen.items() if name not in left_out} | algorithm
 
 
 def algorithm_of(settings: Settings, variant: str) -> NIW:
     """The printed model, for clients that all take part in every round; `average` is of personalisation, unused here."""
-    return NIW(begin="last", update="body", dof="full", average=0.5, **settings["variants"][variant])
+    return NIW(
+        begin="last", update="body", dof="full", average=0.5, **settings["variants"][variant]
+    )
 
 
 def work(settings: Settings) -> list[dict[str, Any]]:
@@ -85,28 +91,44 @@ def work(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def run(settings: Settings, key: Mapping[str, Any], folder: Path | None, tell: Callable[[float, str], Any]) -> dict[str, Any]:
+def run(
+    settings: Settings,
+    key: Mapping[str, Any],
+    folder: Path | None,
+    tell: Callable[[float, str], Any],
+) -> dict[str, Any]:
     """Fit and measure for every n, the first n of the same examples; half a minute, so nothing is kept in `folder`."""
     chosen = {**settings, **settings["cells"][key["cell"]]}
     algorithm = algorithm_of(settings, key["variant"])
     rng = np.random.default_rng([key["seed"], 0x7E0])
-    truth, shape = Truth.draw(chosen, rng), (chosen["num_clients"], max(chosen["sizes"]), chosen["inputs"])
+    truth, shape = (
+        Truth.draw(chosen, rng),
+        (chosen["num_clients"], max(chosen["sizes"]), chosen["inputs"]),
+    )
     x = rng.uniform(-2, 2, size=shape)
     y = truth(x) + chosen["noise"] * rng.normal(size=shape[:2])
-    seen = rng.uniform(-2, 2, size=(1, chosen["test_inputs"], chosen["inputs"])).repeat(shape[0], axis=0)
+    seen = rng.uniform(-2, 2, size=(1, chosen["test_inputs"], chosen["inputs"])).repeat(
+        shape[0], axis=0
+    )
     found: list[dict[str, Any]] = []
     for k, n in enumerate(chosen["sizes"]):
         trained = train(chosen, algorithm, x[:, :n], y[:, :n], key["seed"])
-        found.append({"n": n} | measure(chosen, trained, truth, x[:, :n], y[:, :n], seen, key["seed"]))
+        found.append(
+            {"n": n} | measure(chosen, trained, truth, x[:, :n], y[:, :n], seen, key["seed"])
+        )
         tell((k + 1) / len(chosen["sizes"]), f"n = {n}: {found[-1]['hellinger']:.4f}")
-    return {name: [row[name] for row in found] for name in found[0]} | {"weights": trained.problem.network.num_params}
+    return {name: [row[name] for row in found] for name in found[0]} | {
+        "weights": trained.problem.network.num_params
+    }
 
 
 def train(chosen: Settings, algorithm: NIW, x: Array, y: Array, seed: int) -> Run:
     """NIW on the whole network, every client in every round, each from its own last iterate: block-coordinate descent."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
-        model = nn.Sequential(nn.Linear(chosen["inputs"], chosen["hidden"]), nn.Tanh(), nn.Linear(chosen["hidden"], 1))
+        model = nn.Sequential(
+            nn.Linear(chosen["inputs"], chosen["hidden"]), nn.Tanh(), nn.Linear(chosen["hidden"], 1)
+        )
     clients = Clients.from_arrays(list(zip(x, y, strict=True)))
     n, steps = x.shape[1], chosen["steps_per_round"]
     batch = min(max(chosen["batch_size"], math.ceil(n / steps)), n)
@@ -118,12 +140,19 @@ def train(chosen: Settings, algorithm: NIW, x: Array, y: Array, seed: int) -> Ru
     )  # fmt: skip
 
 
-def measure(chosen: Settings, trained: Run, truth: Truth, x: Array, y: Array, seen: Array, seed: int) -> dict[str, Any]:
+def measure(
+    chosen: Settings, trained: Run, truth: Truth, x: Array, y: Array, seen: Array, seed: int
+) -> dict[str, Any]:
     """Distances to the truth at the inputs `seen` [N, k, inputs], and certificates of them from the training data x, y."""
     problem, algorithm, server = trained.problem, trained.algorithm, trained.state.server
     assert isinstance(algorithm, NIW)
     m = torch.stack([trained.state.store.memories[i]["m"] for i in range(len(x))])
-    noise, count, right, rng = chosen["noise"], chosen["samples"], truth(seen), Randomness(derive(seed, "measure"))
+    noise, count, right, rng = (
+        chosen["noise"],
+        chosen["samples"],
+        truth(seen),
+        Randomness(derive(seed, "measure")),
+    )
 
     def distance(theta: Tensor) -> float:
         return float(squared_hellinger(outputs(problem, theta, seen), right, noise).mean())
@@ -135,7 +164,9 @@ def measure(chosen: Settings, trained: Run, truth: Truth, x: Array, y: Array, se
         "at_mean": distance(m),
         "global": float(np.mean([distance(theta.expand_as(m)) for theta in whole])),
     }
-    smooth = replace(algorithm, p_do=1.0)  # the certificates are for Gaussian q_i, whose KL is exact
+    smooth = replace(
+        algorithm, p_do=1.0
+    )  # the certificates are for Gaussian q_i, whose KL is exact
     true_y = truth(x)
     for name, counts, widths in (
         ("printed", problem.federation.num_examples, [algorithm.eps]),
@@ -145,10 +176,27 @@ def measure(chosen: Settings, trained: Run, truth: Truth, x: Array, y: Array, se
         for eps in widths:
             kl = joint_kl(replace(smooth, eps=eps), problem, m, counts)
             drawn = sample_clients(problem, m, 1.0, eps, count, rng(SERVER, f"width {eps}"))
-            ratio = float(np.mean([log_ratio(y, outputs(problem, theta, x), true_y, noise).sum() for theta in drawn]))
+            ratio = float(
+                np.mean(
+                    [
+                        log_ratio(y, outputs(problem, theta, x), true_y, noise).sum()
+                        for theta in drawn
+                    ]
+                )
+            )
             value = certificate(x.shape[1], len(x), -ratio / 2, kl, chosen["zeta"])
-            options.append((value, eps, float(np.mean([distance(theta) for theta in drawn])), kl / len(x), -ratio / len(x)))
-        result[name] = dict(zip(("certificate", "eps", "hellinger", "kl", "loss"), min(options), strict=True))
+            options.append(
+                (
+                    value,
+                    eps,
+                    float(np.mean([distance(theta) for theta in drawn])),
+                    kl / len(x),
+                    -ratio / len(x),
+                )
+            )
+        result[name] = dict(
+            zip(("certificate", "eps", "hellinger", "kl", "loss"), min(options), strict=True)
+        )
     return result
 
 
@@ -156,10 +204,16 @@ def outputs(problem: Problem, theta: Tensor, x: Array) -> Array:
     """f_theta_i(x_i) [N, n] for theta [N, d] and inputs [N, n, inputs]."""
     with torch.no_grad():
         weights = start_weights(problem, theta, {}, len(theta))
-        return problem.network.outputs(weights, torch.from_numpy(x.astype(np.float32)))[..., 0].double().numpy()
+        return (
+            problem.network.outputs(weights, torch.from_numpy(x.astype(np.float32)))[..., 0]
+            .double()
+            .numpy()
+        )
 
 
-def sample_clients(problem: Problem, m: Tensor, p_do: float, eps: float, count: int, generator: torch.Generator) -> list[Tensor]:
+def sample_clients(
+    problem: Problem, m: Tensor, p_do: float, eps: float, count: int, generator: torch.Generator
+) -> list[Tensor]:
     """`count` draws of all clients' weights [N, d] from the spiky mixtures q_i (eq:spiky2)."""
     columns, drawn = problem.network.columns, []
     drops = columns.drops(p_do, generator) if p_do < 1.0 else None
@@ -194,8 +248,15 @@ def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[
     for cell in settings["cells"]:
         chosen = {**settings, **settings["cells"][cell]}
         mine = on_one_grid([r for r in records if r["key"]["cell"] == cell], "n")
-        each = {variant: [r for r in mine if r["key"]["variant"] == variant] for variant in chosen["variants"]}
-        rows = [(f"{variant}{star(own)}", [r["result"] for r in own]) for variant, own in each.items() if own]
+        each = {
+            variant: [r for r in mine if r["key"]["variant"] == variant]
+            for variant in chosen["variants"]
+        }
+        rows = [
+            (f"{variant}{star(own)}", [r["result"] for r in own])
+            for variant, own in each.items()
+            if own
+        ]
         if rows:
             found += [_distances(cell, rows), _bounds(cell, chosen, rows)]
     return found
@@ -211,7 +272,9 @@ def figures(settings: Settings, printed: Any, records: Sequence[Record]) -> list
         for variant in chosen["variants"]:
             results = [r["result"] for r in mine if r["key"]["variant"] == variant]
             if results and not lines:
-                lines["best certificate"] = [[entry["certificate"] for entry in r["best"]] for r in results]
+                lines["best certificate"] = [
+                    [entry["certificate"] for entry in r["best"]] for r in results
+                ]
                 lines[f"{variant}, global"] = [r["global"] for r in results]
             if results:
                 lines[variant] = [r["hellinger"] for r in results]
@@ -221,16 +284,29 @@ def figures(settings: Settings, printed: Any, records: Sequence[Record]) -> list
 
 
 def _distances(cell: str, rows: list[tuple[str, list[Any]]]) -> Table:
-    table = Table(title=f"{cell}: mean squared Hellinger distance (in 1/1000), mean ± deviation over seeds")
-    for name in ("posterior", *(f"n = {n}" for n in rows[0][1][0]["n"]), "slope", "slope, n >= 256"):
+    table = Table(
+        title=f"{cell}: mean squared Hellinger distance (in 1/1000), mean ± deviation over seeds"
+    )
+    for name in (
+        "posterior",
+        *(f"n = {n}" for n in rows[0][1][0]["n"]),
+        "slope",
+        "slope, n >= 256",
+    ):
         table.add_column(name, justify="left" if name == "posterior" else "right")
     for variant, results in rows:
         for what, label in (("hellinger", variant), ("global", f"{variant}, global")):
             values = np.array([r[what] for r in results])
-            slopes = [[slope(r["n"][k:], r[what][k:]) for r in results] for k in (0, _late(results[0]["n"]))]
+            slopes = [
+                [slope(r["n"][k:], r[what][k:]) for r in results]
+                for k in (0, _late(results[0]["n"]))
+            ]
             table.add_row(
                 label,
-                *(f"{1000 * a:.2f} ±{1000 * b:.2f}" for a, b in zip(values.mean(0), deviation(values), strict=True)),
+                *(
+                    f"{1000 * a:.2f} ±{1000 * b:.2f}"
+                    for a, b in zip(values.mean(0), deviation(values), strict=True)
+                ),
                 *(f"{np.mean(s):.2f} ±{deviation(np.array(s)):.2f}" for s in slopes),
             )
     return table
@@ -265,7 +341,10 @@ def _bounds(cell: str, chosen: Settings, rows: list[tuple[str, list[Any]]]) -> T
     row("eps_n^2, delta = 1", [net.eps_n2(n) for n in sizes])
     row(
         "KL of the proof's reference / n",
-        [net.reference_kl(n, chosen["weight_bound"], chosen["client_deviation"]) / n for n in sizes],
+        [
+            net.reference_kl(n, chosen["weight_bound"], chosen["client_deviation"]) / n
+            for n in sizes
+        ],
     )
     return table
 

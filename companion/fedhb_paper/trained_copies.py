@@ -31,6 +31,14 @@ def metrics(run: Run, settings: Settings) -> dict[str, Any]:
         for kind, clients in zip(KINDS, clients_of(run, settings), strict=True):
             if clients is not None:
                 some = clients.with_at_most(COUNT, settings.seed)
-                each = global_metrics(run.problem, run.algorithm, run.state.server, some, ClientStore(), run.rng, "train")
+                each = global_metrics(
+                    run.problem,
+                    run.algorithm,
+                    run.state.server,
+                    some,
+                    ClientStore(),
+                    run.rng,
+                    "train",
+                )
                 found[kind] = mean(each)
     return found

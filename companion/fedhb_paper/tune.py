@@ -67,11 +67,22 @@ def reported(path: Path) -> set[Any]:
     except InputError:
         return set()
     common, cells = content.get("common", {}), content.get("cells", {})
-    if not (isinstance(common, dict) and isinstance(cells, dict)) or common.get("evaluate_on") == "validation":
+    if (
+        not (isinstance(common, dict) and isinstance(cells, dict))
+        or common.get("evaluate_on") == "validation"
+    ):
         return set()
-    parts = [content, *(cell for cell in cells.values() if isinstance(cell, dict))]  # cells may have seeds of their own
+    parts = [
+        content,
+        *(cell for cell in cells.values() if isinstance(cell, dict)),
+    ]  # cells may have seeds of their own
     given = [part.get("seeds", []) for part in parts]
-    return {seed for seeds in given for seed in (seeds if isinstance(seeds, list) else [seeds]) if isinstance(seed, int)}
+    return {
+        seed
+        for seeds in given
+        for seed in (seeds if isinstance(seeds, list) else [seeds])
+        if isinstance(seed, int)
+    }
 
 
 @dataclass(frozen=True)
@@ -87,17 +98,28 @@ class Space:
         content = read_toml(path)
         for name in NEEDED:
             if name not in content:
-                raise InputError(f"{path} has no {name}: see the head of fedhb/tune.py for what it holds")
+                raise InputError(
+                    f"{path} has no {name}: see the head of fedhb/tune.py for what it holds"
+                )
         _check_kinds(path, content)
-        seen = REPORTED.union(*(reported(p) for p in sorted(path.parent.parent.glob("*/settings.toml"))))
-        for seed in {*content["seeds"], *(seed for stage in content["stages"] for seed in stage.get("seeds", []))}:
+        seen = REPORTED.union(
+            *(reported(p) for p in sorted(path.parent.parent.glob("*/settings.toml")))
+        )
+        for seed in {
+            *content["seeds"],
+            *(seed for stage in content["stages"] for seed in stage.get("seeds", [])),
+        }:
             if seed in seen:
-                raise InputError(f"{path}: results are reported with seed {seed}: tune with others, such as 100 and 101")
+                raise InputError(
+                    f"{path}: results are reported with seed {seed}: tune with others, such as 100 and 101"
+                )
         layers = [content.get("common", {}), *content["cells"].values()]
         if any(layer.get("evaluate_on", "validation") != "validation" for layer in layers):
             raise InputError(f"{path}: evaluate_on must be validation: test data choose nothing")
         if not content["stages"]:
-            raise InputError(f"{path}: stages is empty: give one at least, with keep = 1.0 and the cells to try all trials in")
+            raise InputError(
+                f"{path}: stages is empty: give one at least, with keep = 1.0 and the cells to try all trials in"
+            )
         for stage in content["stages"]:
             for cell in stage["cells"]:
                 if cell not in content["cells"]:
@@ -105,10 +127,16 @@ class Space:
                         f"{path}: stages has {cell!r}{did_you_mean(cell, content['cells'])}: it is not among the cells"
                     )
             if not 0 < stage["keep"] <= 1:
-                raise InputError(f"{path}: keep={stage['keep']}: give the share of the trials in a stage, above 0 and at most 1")
+                raise InputError(
+                    f"{path}: keep={stage['keep']}: give the share of the trials in a stage, above 0 and at most 1"
+                )
         if content["stages"][0]["keep"] != 1:
-            raise InputError(f"{path}: the first stage keeps {content['stages'][0]['keep']} of the trials: it must keep all, 1.0")
-        known = set(TRAINING).union(*(vars(build(method)) for method in content["own"] if method in ALGORITHMS))
+            raise InputError(
+                f"{path}: the first stage keeps {content['stages'][0]['keep']} of the trials: it must keep all, 1.0"
+            )
+        known = set(TRAINING).union(
+            *(vars(build(method)) for method in content["own"] if method in ALGORITHMS)
+        )
         for name in content["shared"]:
             if name not in known:
                 raise InputError(
@@ -128,17 +156,25 @@ class Space:
     def own_data(self) -> str:
         """The files of the user's that it tunes for, if any: then the choice is not for everybody."""
         layers = (self.content.get("common", {}), *self.content["cells"].values())
-        return ", ".join(dict.fromkeys(of_file(layer["data"]) for layer in layers if layer.get("data")))
+        return ", ".join(
+            dict.fromkeys(of_file(layer["data"]) for layer in layers if layer.get("data"))
+        )
 
     def comparison(self, chosen: Path) -> str:
         """The command that compares with what was chosen, where that is for own data with the same settings."""
         cells = list(self.content["cells"].values())
-        common = {**self.content.get("common", {}), **(cells[0] if len(cells) == 1 else {})} if self.own_data else {}
+        common = (
+            {**self.content.get("common", {}), **(cells[0] if len(cells) == 1 else {})}
+            if self.own_data
+            else {}
+        )
         left = {"evaluate_on", "validation", *TRAINING}
         words = ["fedhb", "compare"]
         for name, value in common.items():
             if isinstance(value, Mapping):
-                words += [word for key, one in value.items() for word in ("--set", f"{name}.{key}={one}")]
+                words += [
+                    word for key, one in value.items() for word in ("--set", f"{name}.{key}={one}")
+                ]
             elif name not in left:
                 words += [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join([*words, "--tuned", str(chosen)])
@@ -159,8 +195,14 @@ class Space:
     def default(self, method: str) -> Choice:
         """What a method begins with: the space's `start` where it has one, else the present default."""
         settings, own = Settings.resolve(None, {"algorithm": method}), vars(build(method))
-        start = {**self.content.get("start", {}).get("shared", {}), **self.content.get("start", {}).get(method, {})}
-        present = {name: getattr(settings, name) if name in TRAINING else own.get(name) for name in self.choices(method)}
+        start = {
+            **self.content.get("start", {}).get("shared", {}),
+            **self.content.get("start", {}).get(method, {}),
+        }
+        present = {
+            name: getattr(settings, name) if name in TRAINING else own.get(name)
+            for name in self.choices(method)
+        }
         return {name: start.get(name, value) for name, value in present.items()}
 
     def draws(self, method: str) -> Iterator[Choice]:
@@ -170,7 +212,10 @@ class Space:
         for n in np.random.default_rng([draw, 0]).permutation(len(shared)):
             named = dict(zip(self.content["shared"], shared[n], strict=True))
             rng = np.random.default_rng([draw, 1, int(n)])
-            own = {name: values[rng.integers(len(values))] for name, values in self.content["own"][method].items()}
+            own = {
+                name: values[rng.integers(len(values))]
+                for name, values in self.content["own"][method].items()
+            }
             yield {name: (named | own)[name] for name in choices}
         rest = list(itertools.product(*choices.values()))
         for n in np.random.default_rng([draw, 2]).permutation(len(rest)):
@@ -197,12 +242,19 @@ class Space:
     def experiment(self) -> Experiment:
         """The trials as the variants of an experiment, whose records lie beside the file."""
         variants = {
-            variant(method, n): self.overrides(method, choice) if n or "start" in self.content else {"algorithm": method}
+            variant(method, n): self.overrides(method, choice)
+            if n or "start" in self.content
+            else {"algorithm": method}
             for method in self.methods
             for n, choice in self.trials(method).items()
         }
         common = {"validation": 0.1, **self.content.get("common", {}), "evaluate_on": "validation"}
-        settings = {"kind": "table", "seeds": self.content["seeds"], "common": common, "cells": self.content["cells"]}
+        settings = {
+            "kind": "table",
+            "seeds": self.content["seeds"],
+            "common": common,
+            "cells": self.content["cells"],
+        }
         return Experiment(self.path.parent, settings | {"variants": variants})
 
 
@@ -211,13 +263,17 @@ def _check_kinds(path: Path, content: Mapping[str, Any]) -> None:
 
     def check(name: str, right: bool, expected: str) -> None:
         if not right:
-            raise InputError(f"{path}: {name} is not {expected}: see the head of fedhb/tune.py for what it holds")
+            raise InputError(
+                f"{path}: {name} is not {expected}: see the head of fedhb/tune.py for what it holds"
+            )
 
     def seeds(value: Any) -> bool:
         return isinstance(value, list) and all(type(seed) is int for seed in value)
 
     def choices(value: Any) -> bool:
-        return isinstance(value, dict) and all(isinstance(one, list) and one for one in value.values())
+        return isinstance(value, dict) and all(
+            isinstance(one, list) and one for one in value.values()
+        )
 
     check("seeds", seeds(content["seeds"]) and bool(content["seeds"]), "a list of whole numbers")
     check("trials", type(content["trials"]) is int, "a whole number")
@@ -226,10 +282,17 @@ def _check_kinds(path: Path, content: Mapping[str, Any]) -> None:
     for name in ("cells", "own"):
         for key, value in content[name].items():
             check(f"{name}.{key}", isinstance(value, dict), "a table")
-    for name, one in (("shared", content["shared"]), *((f"own.{key}", one) for key, one in content["own"].items())):
+    for name, one in (
+        ("shared", content["shared"]),
+        *((f"own.{key}", one) for key, one in content["own"].items()),
+    ):
         check(name, choices(one), "a table of lists, none of them empty")
     stages = content["stages"]
-    check("stages", isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages), "a list of tables")
+    check(
+        "stages",
+        isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages),
+        "a list of tables",
+    )
     for stage in stages:
         check("keep of a stage", type(stage.get("keep")) in (int, float), "a number")
         check("cells of a stage", isinstance(stage.get("cells"), list), "a list of names")
@@ -255,16 +318,22 @@ class Tuned:
     trials: int
 
 
-def tune(space: Space, methods: Sequence[str], processes: int, watcher: workbench.Watcher) -> list[Tuned]:
+def tune(
+    space: Space, methods: Sequence[str], processes: int, watcher: workbench.Watcher
+) -> list[Tuned]:
     """Run the stages, best trials first to the next; every method has the same number of trials in every stage."""
     for method in methods:
         if method not in space.methods:
-            raise InputError(f"{space.path} has no space for {method!r}{did_you_mean(method, space.methods)}: [own.{method}]")
+            raise InputError(
+                f"{space.path} has no space for {method!r}{did_you_mean(method, space.methods)}: [own.{method}]"
+            )
     kept = {method: list(space.trials(method)) for method in methods}
     scores: dict[str, list[tuple[float, float]]] = {}
     metric = "accuracy"
     for stage in space.content["stages"]:
-        count = math.ceil(stage["keep"] * (space.content["trials"] - 1))  # beside the one to compare with
+        count = math.ceil(
+            stage["keep"] * (space.content["trials"] - 1)
+        )  # beside the one to compare with
         for method in methods:
             best = sorted((n for n in kept[method] if n), key=partial(_order, scores, method))
             kept[method] = [0, *best[:count]]
@@ -275,7 +344,9 @@ def tune(space: Space, methods: Sequence[str], processes: int, watcher: workbenc
             for method in methods
             for n in kept[method]
         ]
-        standing = workbench.complete(space.experiment, keys, processes, watcher, lambda key: again(space, key))
+        standing = workbench.complete(
+            space.experiment, keys, processes, watcher, lambda key: again(space, key)
+        )
         for record in standing.records:
             scores.setdefault(record["key"]["variant"], []).append(score(record["result"]))
             if "accuracy" not in record["result"].get("global", "accuracy"):
@@ -283,19 +354,30 @@ def tune(space: Space, methods: Sequence[str], processes: int, watcher: workbenc
     return [_tuned(space, method, kept[method], scores, metric) for method in methods]
 
 
-def _mean(scores: Mapping[str, Sequence[tuple[float, float]]], method: str, trial: int) -> tuple[float, ...]:
+def _mean(
+    scores: Mapping[str, Sequence[tuple[float, float]]], method: str, trial: int
+) -> tuple[float, ...]:
     """The mean score of a trial over what it has been through."""
-    return tuple(statistics.fmean(column) for column in zip(*scores.get(variant(method, trial), []), strict=True))
+    return tuple(
+        statistics.fmean(column)
+        for column in zip(*scores.get(variant(method, trial), []), strict=True)
+    )
 
 
-def _order(scores: Mapping[str, Sequence[tuple[float, float]]], method: str, trial: int) -> tuple[float, ...]:
+def _order(
+    scores: Mapping[str, Sequence[tuple[float, float]]], method: str, trial: int
+) -> tuple[float, ...]:
     """What trials are ordered by: the accuracy in steps of 0.1 %, then NLL; in the first stage nothing is known."""
     means = _mean(scores, method, trial)
     return (round(means[0], 3), *means[1:]) if means else means
 
 
 def _tuned(
-    space: Space, method: str, kept: Sequence[int], scores: Mapping[str, Sequence[tuple[float, float]]], metric: str
+    space: Space,
+    method: str,
+    kept: Sequence[int],
+    scores: Mapping[str, Sequence[tuple[float, float]]],
+    metric: str,
 ) -> Tuned:
     means = {n: _mean(scores, method, n) for n in kept}
     best = min(kept, key=lambda n: (_order(scores, method, n), n))
@@ -314,7 +396,9 @@ def score(result: Mapping[str, Any]) -> tuple[float, float]:
         return 0.0, math.inf
     tasks = [result[task] for task in ("global", "personalised")]
     nll = sum(task["nll"] for task in tasks) / 2
-    return -sum(task.get("accuracy", 0.0) for task in tasks) / 2, nll if math.isfinite(nll) else math.inf
+    return -sum(task.get("accuracy", 0.0) for task in tasks) / 2, nll if math.isfinite(
+        nll
+    ) else math.inf
 
 
 def again(space: Space, key: Key) -> str:
@@ -328,20 +412,37 @@ def again(space: Space, key: Key) -> str:
 def write_chosen(path: Path, found: Sequence[Tuned], own_data: str = "") -> None:
     """The chosen settings of these methods; those of others that were tuned on the same data stay as the file has them."""
     before = read_chosen(path) if path.exists() else {}
-    tables = {method: table for method, table in before.items() if table.get("data", "") == own_data}
+    tables = {
+        method: table for method, table in before.items() if table.get("data", "") == own_data
+    }
     for one in found:
         training = {name: value for name, value in one.choice.items() if name in TRAINING}
         own = {name: value for name, value in one.choice.items() if name not in TRAINING}
         name = "score" if one.metric == "accuracy" else one.metric
-        scores: dict[str, Any] = {name: round(one.best, 6), f"default_{name}": round(one.default, 6), "trials": one.trials}
+        scores: dict[str, Any] = {
+            name: round(one.best, 6),
+            f"default_{name}": round(one.default, 6),
+            "trials": one.trials,
+        }
         scores |= {"data": own_data} if own_data else {}
         tables[one.method] = scores | {"training": training, "settings": own}
-    lines = ["# Written by `fedhb tune`: what each method is trained with, and its own settings, chosen on validation data."]
+    lines = [
+        "# Written by `fedhb tune`: what each method is trained with, and its own settings, chosen on validation data."
+    ]
     for method in sorted(tables, key=list(ALGORITHMS).index):
-        plain = {name: value for name, value in tables[method].items() if not isinstance(value, Mapping)}
-        lines += ["", f"[{method}]", *(f"{name} = {toml_value(value)}" for name, value in plain.items())]
+        plain = {
+            name: value for name, value in tables[method].items() if not isinstance(value, Mapping)
+        }
+        lines += [
+            "",
+            f"[{method}]",
+            *(f"{name} = {toml_value(value)}" for name, value in plain.items()),
+        ]
         for part in ("training", "settings"):
-            lines += [f"[{method}.{part}]", *(f"{name} = {toml_value(value)}" for name, value in tables[method][part].items())]
+            lines += [
+                f"[{method}.{part}]",
+                *(f"{name} = {toml_value(value)}" for name, value in tables[method][part].items()),
+            ]
     write_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
@@ -361,9 +462,13 @@ def table(found: Sequence[Tuned]) -> Table:
     """A line per method."""
     percent = all(one.metric == "accuracy" for one in found)
     title = "validation score, in %" if percent else "validation NLL"
-    shown = Table("method", "default", "best", "chosen instead of the default", "trials", title=title)
+    shown = Table(
+        "method", "default", "best", "chosen instead of the default", "trials", title=title
+    )
     for one in found:
         changes = ", ".join(f"{name}={value}" for name, value in one.changed.items())
-        scores = [f"{100 * value:.2f}" if percent else f"{value:.3f}" for value in (one.default, one.best)]
+        scores = [
+            f"{100 * value:.2f}" if percent else f"{value:.3f}" for value in (one.default, one.best)
+        ]
         shown.add_row(one.method, *scores, changes or "the default", str(one.trials))
     return shown

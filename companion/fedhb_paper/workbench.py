@@ -57,7 +57,11 @@ class Standing:
     @property
     def missing(self) -> list[Key]:
         """The keys without a valid record."""
-        return [key for key in self.keys if identity(key) not in self.found or self.found[identity(key)]["stale"]]
+        return [
+            key
+            for key in self.keys
+            if identity(key) not in self.found or self.found[identity(key)]["stale"]
+        ]
 
     @property
     def stale(self) -> list[dict[str, Any]]:
@@ -69,14 +73,24 @@ def standing(experiment: Experiment, keys: Sequence[Key]) -> Standing:
     """Where it stands."""
     now = {identity(key): experiment.resolved(key) for key in keys}
     kept = records.read(experiment.path / "records.jsonl")
-    effective = cells.effective if hasattr(experiment.kind, "resolved") else lambda settings, names: settings
-    return Standing(keys, now, records.current(kept, [(key, now[identity(key)]) for key in keys], effective))
+    effective = (
+        cells.effective
+        if hasattr(experiment.kind, "resolved")
+        else lambda settings, names: settings
+    )
+    return Standing(
+        keys, now, records.current(kept, [(key, now[identity(key)]) for key in keys], effective)
+    )
 
 
 def lacking(settings: Sequence[Mapping[str, Any]], remedies: bool = True) -> dict[str, str]:
     """The data sets that these settings need and that are not here, each with what to do about it (or where that is told)."""
     here = {status.name: status for status in data.status()}
-    found = {str(one["dataset"]): "there is no such file from here" for one in settings if one.get("data") == ""}
+    found = {
+        str(one["dataset"]): "there is no such file from here"
+        for one in settings
+        if one.get("data") == ""
+    }
     named = [one["dataset"] for one in settings if "dataset" in one and "data" not in one]
     for name in dict.fromkeys([*named, *(one["clean"] for one in settings if "clean" in one)]):
         if name not in here:
@@ -87,7 +101,11 @@ def lacking(settings: Sequence[Mapping[str, Any]], remedies: bool = True) -> dic
 
 
 def complete(
-    experiment: Experiment, keys: Sequence[Key], processes: int, watcher: Watcher, command: Callable[[Key], str] | None = None
+    experiment: Experiment,
+    keys: Sequence[Key],
+    processes: int,
+    watcher: Watcher,
+    command: Callable[[Key], str] | None = None,
 ) -> Standing:
     """Run what has no valid record, here or in another table; where it stands then.
 
@@ -100,16 +118,30 @@ def complete(
     absent = lacking([now.settings[identity(key)] for key in missing])
     if absent:
         name, remedy = next(iter(absent.items()))
-        raise InputError(f"{experiment.name} needs the data set {name}: {remedy}; or leave out the cells with it")
+        raise InputError(
+            f"{experiment.name} needs the data set {name}: {remedy}; or leave out the cells with it"
+        )
     about = {"commit": commit(), "versions": versions()}
     jobs = []
     for key in missing:
-        digest = hashlib.sha256((identity(key) + identity(now.settings[identity(key)])).encode()).hexdigest()[:16]
-        jobs.append(Job(experiment.kind.__name__, experiment.settings, key, experiment.path / UNFINISHED / digest))
+        digest = hashlib.sha256(
+            (identity(key) + identity(now.settings[identity(key)])).encode()
+        ).hexdigest()[:16]
+        jobs.append(
+            Job(
+                experiment.kind.__name__,
+                experiment.settings,
+                key,
+                experiment.path / UNFINISHED / digest,
+            )
+        )
     watcher.begin(len(jobs))
     for job, (result, seconds) in perform(jobs, processes, watcher.tell):
         spent = result.get("seconds", {})
-        if spent.keys() == {"train", "evaluate"}:  # a run that was stopped in between has taken more than its last process
+        if spent.keys() == {
+            "train",
+            "evaluate",
+        }:  # a run that was stopped in between has taken more than its last process
             seconds = max(seconds, sum(spent.values()))
         record = {
             "key": dict(job.key),
@@ -135,13 +167,23 @@ def lent(experiment: Experiment, now: Standing) -> list[dict[str, Any]]:
     others: list[tuple[str, dict[str, Any]]] = []
     if experiment.kind.__name__ == KINDS["table"] and now.missing:
         for name in names(experiment.path.parent):
-            with contextlib.suppress(InputError):  # a mistake in another table's settings is not this one's
-                if name != experiment.name and load(experiment.path.parent, name).settings.get("kind") == "table":
-                    others += [(name, record) for record in records.read(experiment.path.parent / name / "records.jsonl")]
+            with contextlib.suppress(
+                InputError
+            ):  # a mistake in another table's settings is not this one's
+                if (
+                    name != experiment.name
+                    and load(experiment.path.parent, name).settings.get("kind") == "table"
+                ):
+                    others += [
+                        (name, record)
+                        for record in records.read(experiment.path.parent / name / "records.jsonl")
+                    ]
     found = []
     for key in now.missing:
         for name, record in reversed(others):  # the newest
-            if "result" in record and not records.changed(record, now.settings[identity(key)], cells.effective):
+            if "result" in record and not records.changed(
+                record, now.settings[identity(key)], cells.effective
+            ):
                 found.append({**record, "key": dict(key), "of": record.get("of", name)})
                 break
     return found
@@ -153,7 +195,11 @@ def paper_command(name: str, key: Key) -> str:
     parts = {part: key[part] for part in ("cell", "variant", "seed") if part in key}
     parts |= ({"cell": cell} if "cell" in parts else {}) | scale.changes
     options = {"variant": "algorithms", "seed": "seeds"}
-    words = [word for part, value in parts.items() for word in (f"--{options.get(part, part)}", f"{value}")]
+    words = [
+        word
+        for part, value in parts.items()
+        for word in (f"--{options.get(part, part)}", f"{value}")
+    ]
     return shlex.join(["fedhb", "paper", name, *words])
 
 
@@ -162,10 +208,16 @@ def commit() -> str | None:
     here = Path(__file__).parent.parent
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=30).stdout
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=30
+        ).stdout
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # else it is installed inside somebody else's repository
-        return git("rev-parse", "HEAD").strip() + ("+" if git("status", "--porcelain", "--", ".").strip() else "")
+        git(
+            "ls-files", "--error-unmatch", "__init__.py"
+        )  # else it is installed inside somebody else's repository
+        return git("rev-parse", "HEAD").strip() + (
+            "+" if git("status", "--porcelain", "--", ".").strip() else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -31,7 +31,11 @@ VARIANTS: dict[str, list[list[str]]] = {
         *[["fedbe", SERVER, f"fedbe.server_lr={lr}"] for lr in (1e-4, 1e-3)],
         *[["fedpop", NOVEL, f"fedpop.prior_scale={scale}"] for scale in (0.01, 0.03, 0.1, 0.3)],
         *[[name, *setting] for setting in DIGITS for name in ("fedbabu", "local")],
-        *[["pfedbayes", *setting, f"pfedbayes.zeta={zeta}"] for setting in DIGITS for zeta in (0.1, 1.0, 10.0)],
+        *[
+            ["pfedbayes", *setting, f"pfedbayes.zeta={zeta}"]
+            for setting in DIGITS
+            for zeta in (0.1, 1.0, 10.0)
+        ],
         *[["pfedbayes", f"pfedbayes.zeta={zeta}"] for zeta in (0.1, 1.0)],
     ],
     "test": [

@@ -40,16 +40,29 @@ def main() -> None:
     """Every point of every grid."""
     for name, grid in GRIDS.items():
         example = load(name)
-        made = example.make_clients(np.random.default_rng(1)) if name == "regression" else example.make_clients()
+        made = (
+            example.make_clients(np.random.default_rng(1))
+            if name == "regression"
+            else example.make_clients()
+        )
         clients = made[0] if isinstance(made, tuple) else made
         for values in itertools.product(*grid.values()):
             settings, scores = dict(zip(grid, values, strict=True)), []
             for seed in range(3):
                 with contextlib.redirect_stderr(io.StringIO()):
-                    run = example.train(clients.with_validation(0.2, seed=seed), **settings, evaluate_on="validation")
+                    run = example.train(
+                        clients.with_validation(0.2, seed=seed),
+                        **settings,
+                        evaluate_on="validation",
+                    )
                 scores.append([run.result[task]["nll"] for task in ("global", "personalised")])
             means = [statistics.fmean(column) for column in zip(*scores, strict=True)]
-            print(name, settings, f"NLL global {means[0]:.3f} personalised {means[1]:.3f} sum {sum(means):.3f}", flush=True)
+            print(
+                name,
+                settings,
+                f"NLL global {means[0]:.3f} personalised {means[1]:.3f} sum {sum(means):.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

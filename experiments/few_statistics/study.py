@@ -27,10 +27,14 @@ def hospital(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarra
 def main() -> None:
     """Print NLLs of new hospitals: the global model's, and the personal one's for each count."""
     rng = np.random.default_rng(0)
-    clients = fedhb.Clients.from_arrays([hospital(rng, int(rng.integers(60, 300))) for _ in range(12)])
+    clients = fedhb.Clients.from_arrays(
+        [hospital(rng, int(rng.integers(60, 300))) for _ in range(12)]
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
-    run = fedhb.fit(model, clients, fedhb.NIW(), rounds=30, fraction=0.5, batch_size=20, progress=False)
+    run = fedhb.fit(
+        model, clients, fedhb.NIW(), rounds=30, fraction=0.5, batch_size=20, progress=False
+    )
     print("| examples | global | " + " | ".join(f"COUNT = {count}" for count in COUNTS) + " |")
     print("|---" * (2 + len(COUNTS)) + "|")
     for n in SIZES:

@@ -37,12 +37,24 @@ def main() -> None:
         texts = []
         for algorithm, few in METHODS.values():
             few_steps.FEW = few
-            content = {"dataset": "fashion-mnist", "algorithm": algorithm, "rounds": 60, "validation": 0.2, **own}
+            content = {
+                "dataset": "fashion-mnist",
+                "algorithm": algorithm,
+                "rounds": 60,
+                "validation": 0.2,
+                **own,
+            }
             found = []
             for seed in SEEDS:
-                settings = Settings.resolve(content | {"evaluate_on": "validation", "seed": seed, "workers": 1}, {})
-                found.append(train(settings, None, dataset=dataset, progress=False).result["personalised"])
-            means = [statistics.fmean(one[metric] for one in found) for metric in ("accuracy", "nll")]
+                settings = Settings.resolve(
+                    content | {"evaluate_on": "validation", "seed": seed, "workers": 1}, {}
+                )
+                found.append(
+                    train(settings, None, dataset=dataset, progress=False).result["personalised"]
+                )
+            means = [
+                statistics.fmean(one[metric] for one in found) for metric in ("accuracy", "nll")
+            ]
             texts.append(f"{100 * means[0]:.1f}, {means[1]:.3f}")
         print(f"| {cell} | " + " | ".join(texts) + " |", flush=True)
 

@@ -36,14 +36,21 @@ MORE = ("refuse,clip,winsorise", "refuse,krum")
 
 VARIANTS = [
     *[(name, "none", 0.0, defence) for name in ALGORITHMS for defence in ("", "default")],
-    *[(name, attack, share, "default") for name in ALGORITHMS for share in SHARES for attack in ATTACKS],
+    *[
+        (name, attack, share, "default")
+        for name in ALGORITHMS
+        for share in SHARES
+        for attack in ATTACKS
+    ],
     *[(name, attack, share, "") for name in ALGORITHMS for share in SHARES for attack in ATTACKS],
     *[(name, "sign-flip", 0.2, defence) for name in ALGORITHMS for defence in MORE],
     *[(name, "none", 0.0, defence) for name in ALGORITHMS for defence in MORE],
 ]
 
 
-def one_run(name: str, attack: str, share: float, defence: str, seed: int, dataset: Any) -> dict[str, Any]:
+def one_run(
+    name: str, attack: str, share: float, defence: str, seed: int, dataset: Any
+) -> dict[str, Any]:
     """A run of this variant, and what is kept of it."""
     settings = Settings.resolve(None, FASHION | {"algorithm": name, "seed": seed, "workers": 1})
     clients, _ = make_clients(settings, dataset)
@@ -51,27 +58,53 @@ def one_run(name: str, attack: str, share: float, defence: str, seed: int, datas
     algorithm = build(name, {})
     if attack != "none":
         algorithm, clients = attacked(algorithm, clients, attack, share, seed)
-    record: dict[str, Any] = {"algorithm": name, "attack": attack, "share": share, "defence": defence, "seed": seed}
-    options = fit_options(settings) | {"evaluate_on": "test", "personal_epochs": 1, "defence": defence}
+    record: dict[str, Any] = {
+        "algorithm": name,
+        "attack": attack,
+        "share": share,
+        "defence": defence,
+        "seed": seed,
+    }
+    options = fit_options(settings) | {
+        "evaluate_on": "test",
+        "personal_epochs": 1,
+        "defence": defence,
+    }
     try:
         run = fit(model, clients, algorithm, **options, progress=False)
     except DivergedError as error:
         return record | {"accuracy": None, "stopped": str(error)}
     refused, clipped = (sum(r.get(key, 0) for r in run.records) for key in ("refused", "clipped"))
     seconds = run.result["seconds"]["train"]
-    return record | {**run.result["global"], "refused": refused, "clipped": clipped, "seconds": seconds}
+    return record | {
+        **run.result["global"],
+        "refused": refused,
+        "clipped": clipped,
+        "seconds": seconds,
+    }
 
 
 def table(records: list[dict[str, Any]]) -> str:
     """Accuracy in percent, mean over seeds, and the distance to the clean run without a defence, in points."""
-    heads = ("algorithm", "attack", "hostile", "defence", "accuracy", "to the clean run", "refused", "seeds")
+    heads = (
+        "algorithm",
+        "attack",
+        "hostile",
+        "defence",
+        "accuracy",
+        "to the clean run",
+        "refused",
+        "seeds",
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     clean = {r["algorithm"]: [] for r in records}
     for r in records:
         if r["attack"] == "none" and not r["defence"]:
             clean[r["algorithm"]].append(r["accuracy"])
     for variant in VARIANTS:
-        mine = [r for r in records if (r["algorithm"], r["attack"], r["share"], r["defence"]) == variant]
+        mine = [
+            r for r in records if (r["algorithm"], r["attack"], r["share"], r["defence"]) == variant
+        ]
         if not mine:
             continue
         name, attack, share, defence = variant
@@ -80,15 +113,23 @@ def table(records: list[dict[str, Any]]) -> str:
         else:
             mean = statistics.fmean(r["accuracy"] for r in mine)
             away = mean - statistics.fmean(clean[name])
-            cells = [f"{100 * mean:.1f}", f"{100 * away:+.1f}", f"{statistics.fmean(r['refused'] for r in mine):.0f}"]
-        lines.append(f"| {name} | {attack} | {share:.0%} | {defence or 'none'} | {' | '.join(cells)} | {len(mine)} |")
+            cells = [
+                f"{100 * mean:.1f}",
+                f"{100 * away:+.1f}",
+                f"{statistics.fmean(r['refused'] for r in mine):.0f}",
+            ]
+        lines.append(
+            f"| {name} | {attack} | {share:.0%} | {defence or 'none'} | {' | '.join(cells)} | {len(mine)} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Run what is not recorded yet, then print the table."""
     seeds = [int(part) for part in (sys.argv[1] if len(sys.argv) > 1 else "0").split(",")]
-    records = [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    records = (
+        [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    )
     done = {(r["algorithm"], r["attack"], r["share"], r["defence"], r["seed"]) for r in records}
     dataset = data.load("fashion-mnist")
     for seed in seeds:

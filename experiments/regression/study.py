@@ -31,7 +31,9 @@ LIKELIHOODS = {
     "gain 0.2": {"gain": 0.2, "most": 5.0},
     "gain 0.1": {"gain": 0.1, "most": 5.0},
 }
-METRICS = [(task, metric) for task in ("global", "personalised") for metric in ("rmse", "nll", "coverage")]
+METRICS = [
+    (task, metric) for task in ("global", "personalised") for metric in ("rmse", "nll", "coverage")
+]
 
 
 def clients(bent: bool, noise: float, seed: int) -> fedhb.Clients:
@@ -59,13 +61,25 @@ def main() -> None:
                     who, net = clients(bent, noise, seed), fedhb.nets.mlp((5,), 2)
                     plain = default_likelihood(who, Network(net))
                     likelihood = dataclasses.replace(plain, **options)  # type: ignore[type-var]
-                    training = {"rounds": 60, "fraction": 0.5, "batch_size": batch_size, "seed": seed, "workers": 1}
-                    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(DivergedError):
+                    training = {
+                        "rounds": 60,
+                        "fraction": 0.5,
+                        "batch_size": batch_size,
+                        "seed": seed,
+                        "workers": 1,
+                    }
+                    with (
+                        contextlib.redirect_stderr(io.StringIO()),
+                        contextlib.suppress(DivergedError),
+                    ):
                         run = fedhb.fit(net, who, algorithm, likelihood=likelihood, **training)  # type: ignore[arg-type]
                         found.append([run.result[task][metric] for task, metric in METRICS])
                 about = f"{'bent' if bent else 'linear'} noise {noise} batch {batch_size} {algorithm.name} {name}"
                 means = [f"{statistics.fmean(column):.2f}" for column in zip(*found, strict=True)]
-                print(f"{about}: {' '.join(means)}{'' if len(found) == 2 else f' ({2 - len(found)} diverged)'}", flush=True)
+                print(
+                    f"{about}: {' '.join(means)}{'' if len(found) == 2 else f' ({2 - len(found)} diverged)'}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ class StudentT:
     def __post_init__(self) -> None:
         _require_vectors(location=self.location, scale=self.scale)
         if not self.nu > 0:
-            raise InputError(f"nu is {self.nu}: the degrees of freedom of a Student-t must be positive")
+            raise InputError(
+                f"nu is {self.nu}: the degrees of freedom of a Student-t must be positive"
+            )
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
         """Draws theta = location + sqrt(B) z sqrt(nu / chi2_nu), z standard normal.
@@ -63,8 +65,12 @@ class StudentT:
             Draws [num, d] with the dtype and device of `location`.
         """
         d = self.location.shape[0]
-        chi2 = chi_square(self.nu, (num, 1) if self.joint else (num, d), generator)  # one per draw, or per coordinate
-        z = torch.randn((num, d), generator=generator, device=generator.device, dtype=self.location.dtype)
+        chi2 = chi_square(
+            self.nu, (num, 1) if self.joint else (num, d), generator
+        )  # one per draw, or per coordinate
+        z = torch.randn(
+            (num, d), generator=generator, device=generator.device, dtype=self.location.dtype
+        )
         stretched = z.mul_((self.nu / chi2).sqrt_().to(z.dtype)).to(self.location.device)
         return self.location + self.scale.sqrt() * stretched
 
@@ -81,7 +87,11 @@ class StudentT:
             k, factors, tails = d, 1, torch.log1p(squares.sum(-1) / self.nu)
         else:
             k, factors, tails = 1, d, torch.log1p(squares / self.nu).sum(-1)
-        normaliser = math.lgamma((self.nu + k) / 2) - math.lgamma(self.nu / 2) - k / 2 * math.log(self.nu * math.pi)
+        normaliser = (
+            math.lgamma((self.nu + k) / 2)
+            - math.lgamma(self.nu / 2)
+            - k / 2 * math.log(self.nu * math.pi)
+        )
         return factors * normaliser - scale.log().sum() / 2 - (self.nu + k) / 2 * tails
 
 
@@ -112,7 +122,9 @@ class NIW:
         if not self.l0 > 0:
             raise InputError(f"l0 is {self.l0}: it must be positive")
         if not self.n0 > self.dim - 1:
-            raise InputError(f"n0 is {self.n0}: an Inverse-Wishart of dimension {self.dim} needs n0 > {self.dim - 1}")
+            raise InputError(
+                f"n0 is {self.n0}: an Inverse-Wishart of dimension {self.dim} needs n0 > {self.dim - 1}"
+            )
 
     @property
     def dim(self) -> int:
@@ -140,12 +152,18 @@ class NIW:
     def mean_log_det(self) -> Tensor:
         """E log|Sigma| = -d log 2 + log|V0| - sum_i digamma((n0 - i + 1)/2), `app_eq:fact_1`, in float64."""
         d = self.m0.shape[0]
-        return self.V0.double().log().sum() - d * math.log(2) - self.copies * _sum_digamma(self.n0, self.dim)
+        return (
+            self.V0.double().log().sum()
+            - d * math.log(2)
+            - self.copies * _sum_digamma(self.n0, self.dim)
+        )
 
     def predictive(self) -> StudentT:
         """The marginal of theta ~ N(mu, Sigma): t_nu(m0, (l0 + 1) V0 / (l0 nu)) with nu = n0 - dim + 1, `sec:niw`."""
         nu = self.n0 - self.dim + 1
-        return StudentT(nu, self.m0, self.V0 * ((self.l0 + 1) / (self.l0 * nu)), joint=self.dof == "full")
+        return StudentT(
+            nu, self.m0, self.V0 * ((self.l0 + 1) / (self.l0 * nu)), joint=self.dof == "full"
+        )
 
 
 def niw_kl(q: NIW, p: NIW) -> Tensor:
@@ -169,7 +187,9 @@ def niw_kl(q: NIW, p: NIW) -> Tensor:
     d = q.m0.shape[0]
     ratio = p.V0 / q.V0
     scatter = (p.m0 - q.m0).square() / q.V0
-    sums = [term.double().sum() for term in (ratio - 1, ratio.log(), scatter)]  # the first two nearly cancel
+    sums = [
+        term.double().sum() for term in (ratio - 1, ratio.log(), scatter)
+    ]  # the first two nearly cancel
     coordinates = (q.n0 * sums[0] - p.n0 * sums[1] + p.l0 * q.n0 * sums[2]) / 2
     scalars = d / 2 * (p.l0 / q.l0 - 1 - math.log(p.l0 / q.l0))
     return coordinates + scalars + q.copies * _sum_gamma_divergence(q.n0, p.n0, q.dim)
@@ -193,7 +213,9 @@ def expected_log_gaussian(q: NIW, mean: Tensor, variance: Tensor | float) -> Ten
     return -(d * math.log(2 * math.pi) + q.mean_log_det() + q.n0 * spread.sum(-1) + d / q.l0) / 2
 
 
-def gaussian_kl(mean: Tensor, variance: Tensor | float, prior_mean: Tensor, prior_variance: Tensor) -> Tensor:
+def gaussian_kl(
+    mean: Tensor, variance: Tensor | float, prior_mean: Tensor, prior_variance: Tensor
+) -> Tensor:
     """KL(N(mean, variance) || N(prior_mean, prior_variance)) of diagonal Gaussians, summed over the last axis.
 
     1/2 sum_k [(variance + (mean - prior_mean)^2) / prior_variance - 1 - log(variance / prior_variance)]_k.
@@ -220,7 +242,9 @@ def spiky_moments(m: Tensor, p_do: float, eps: float) -> tuple[Tensor, Tensor]:
     return p_do * m, p_do * (1 - p_do) * m.square() + eps**2
 
 
-def spiky_kl(m: Tensor, p_do: float, eps: float, prior_mean: Tensor, prior_variance: Tensor) -> Tensor:
+def spiky_kl(
+    m: Tensor, p_do: float, eps: float, prior_mean: Tensor, prior_variance: Tensor
+) -> Tensor:
     """KL of a spiky mixture to a diagonal Gaussian as approximated in `app_eq:niw_client_detail_4`, with all constants.
 
     p_do KL(N(m, eps^2) || prior) + (1 - p_do) KL(N(0, eps^2) || prior). KL is convex, so this is an upper bound. It is
@@ -282,7 +306,9 @@ def total(x: Tensor) -> Tensor:
 def chi_square(nu: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Exact float64 draws of a chi-square variable with nu > 0 degrees of freedom, whole or not, of this shape."""
     shapes = torch.full(shape, nu / 2, dtype=torch.float64, device=generator.device)
-    return 2 * torch._standard_gamma(shapes, generator=generator)  # torch.distributions.Gamma takes no generator
+    return 2 * torch._standard_gamma(
+        shapes, generator=generator
+    )  # torch.distributions.Gamma takes no generator
 
 
 @lru_cache(maxsize=16)
@@ -295,7 +321,9 @@ def _sum_digamma(n: float, dim: int) -> float:
 def _sum_gamma_divergence(n: float, nu: float, dim: int) -> float:
     """sum_{i=1..dim} [(a_i - b_i) digamma(a_i) + lgamma(b_i) - lgamma(a_i)], a_i = (n-i+1)/2, b_i = (nu-i+1)/2."""
     a, b = _halves(n, dim), _halves(nu, dim)
-    return ((n - nu) / 2 * torch.special.digamma(a) - (torch.lgamma(a) - torch.lgamma(b))).sum().item()
+    return (
+        ((n - nu) / 2 * torch.special.digamma(a) - (torch.lgamma(a) - torch.lgamma(b))).sum().item()
+    )
 
 
 def _halves(n: float, dim: int) -> Tensor:
@@ -306,5 +334,7 @@ def _halves(n: float, dim: int) -> Tensor:
 def _require_vectors(**vectors: Tensor) -> None:
     """Raises unless all tensors are vectors of one length, at least 1."""
     shapes = {name: tuple(vector.shape) for name, vector in vectors.items()}
-    if len(set(shapes.values())) != 1 or any(len(shape) != 1 or shape[0] == 0 for shape in shapes.values()):
+    if len(set(shapes.values())) != 1 or any(
+        len(shape) != 1 or shape[0] == 0 for shape in shapes.values()
+    ):
         raise InputError(f"these must be vectors of one length: {shapes}")

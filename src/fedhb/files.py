@@ -16,7 +16,9 @@ MOST_JSON = 2**29
 """The largest JSON file that is believed: a manifest with the memories of a million clients has half of it."""
 
 
-def write_atomically(path: Path, content: bytes, settle: bool = True, private: bool = False) -> None:
+def write_atomically(
+    path: Path, content: bytes, settle: bool = True, private: bool = False
+) -> None:
     """A file with this content, or the file as it was before: temporary file, fsync, rename, fsync of the folder.
 
     Whoever writes many files leaves out the last step (`settle`) and calls `sync_folder` once. What is `private` is readable to

@@ -61,7 +61,10 @@ def slope(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
     bookkeeping takes longer than the derivative itself. A subclass with a loss of its own does not inherit the derivative.
     """
     kinds = type(likelihood).__mro__
-    owners = [next((k for k, kind in enumerate(kinds) if name in vars(kind)), len(kinds)) for name in ("slope", "loss")]
+    owners = [
+        next((k for k, kind in enumerate(kinds) if name in vars(kind)), len(kinds))
+        for name in ("slope", "loss")
+    ]
     if owners[0] <= owners[1] and owners[0] < len(kinds):
         found: Tensor = likelihood.slope(outputs, y)  # type: ignore[attr-defined]
         return found
@@ -93,12 +96,16 @@ class Categorical:
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Cross entropy per example."""
-        return functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        return functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(
+            y.shape
+        )
 
     def slope(self, outputs: Tensor, y: Tensor) -> Tensor:
         """p - e_y."""
         true = y.unsqueeze(-1)
-        return outputs.softmax(-1).scatter_add_(-1, true, outputs.new_full((), -1.0).expand(true.shape))
+        return outputs.softmax(-1).scatter_add_(
+            -1, true, outputs.new_full((), -1.0).expand(true.shape)
+        )
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One where the likeliest class is the true one."""
@@ -138,7 +145,9 @@ def calibration_error(probabilities: Tensor, y: Tensor, bins: int = 15) -> float
     confidence, guess = probabilities.double().max(-1)
     index = (confidence * bins).ceil().long().clamp(1, bins) - 1  # bins are (low, high]
     gap = (guess == y).double() - confidence
-    return torch.zeros(bins, dtype=torch.float64).index_add_(0, index, gap).abs().sum().item() / max(len(y), 1)
+    return torch.zeros(bins, dtype=torch.float64).index_add_(
+        0, index, gap
+    ).abs().sum().item() / max(len(y), 1)
 
 
 @dataclass(frozen=True)
@@ -186,16 +195,24 @@ class GaussianRegression:
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [..., q] in the target's units."""
         scale = _beside(self.scale, outputs)
-        mean = outputs[..., : self.num_targets] * (self.gain * scale) + _beside(self.centre, outputs)
+        mean = outputs[..., : self.num_targets] * (self.gain * scale) + _beside(
+            self.centre, outputs
+        )
         if self.noise is not None:
             return mean, torch.zeros_like(mean) + _beside(self.noise, outputs)
-        return mean, scale * (functional.softplus(self.gain * outputs[..., self.num_targets :]) + self.floor)
+        return mean, scale * (
+            functional.softplus(self.gain * outputs[..., self.num_targets :]) + self.floor
+        )
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Negative log density per example, summed over targets, plus the log of each scale: the same loss in every unit of y."""
         mean, deviation = self._moments(outputs)
         z = (y.view(mean.shape) - mean) / deviation
-        return (0.5 * z.square() + (deviation / _beside(self.scale, outputs)).log() + 0.5 * math.log(2 * math.pi)).sum(-1)
+        return (
+            0.5 * z.square()
+            + (deviation / _beside(self.scale, outputs)).log()
+            + 0.5 * math.log(2 * math.pi)
+        ).sum(-1)
 
     def slope(self, outputs: Tensor, y: Tensor) -> Tensor:
         """gain (-z scale / s) for the mean, gain (1 - z^2) softplus' / (s / scale) for the noise, |z| at most `most`."""
@@ -217,7 +234,9 @@ class GaussianRegression:
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Targets [..., q]."""
         mean, deviation = self._moments(outputs)
-        return mean + deviation * torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
+        return mean + deviation * torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(
+            mean.device
+        )
 
     def predictive(self, outputs: Tensor) -> Tensor:
         """Mean and variance [..., 2, q]."""
@@ -239,7 +258,9 @@ class GaussianRegression:
         prediction, y = prediction.double().cpu(), y.cpu()
         mean, variance = prediction[..., 0, :], prediction[..., 1, :]
         error = y.double().view(mean.shape) - mean
-        half = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(0.5 + self.level / 2, dtype=torch.float64))
+        half = torch.distributions.Normal(0.0, 1.0).icdf(
+            torch.tensor(0.5 + self.level / 2, dtype=torch.float64)
+        )
         nll = 0.5 * (error.square() / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
         return {
             "rmse": error.square().mean().sqrt().item(),
@@ -259,7 +280,11 @@ def per_target(values: Sequence[float]) -> PerTarget:
 
 def _beside(value: PerTarget, outputs: Tensor) -> float | Tensor:
     """The number, or the targets' numbers as a tensor [q] of the outputs' kind."""
-    return torch.tensor(value, dtype=outputs.dtype, device=outputs.device) if isinstance(value, tuple) else value
+    return (
+        torch.tensor(value, dtype=outputs.dtype, device=outputs.device)
+        if isinstance(value, tuple)
+        else value
+    )
 
 
 def _check(name: str, given: Any, count: int, *, positive: bool) -> None:
@@ -271,4 +296,6 @@ def _check(name: str, given: Any, count: int, *, positive: bool) -> None:
         right = False
     if not right or (values is given and len(values) != count):
         kind = "positive number" if positive else "finite number"
-        raise InputError(f"{name}={given!r} with num_targets={count}: give a {kind}, or a tuple of one for each target")
+        raise InputError(
+            f"{name}={given!r} with num_targets={count}: give a {kind}, or a tuple of one for each target"
+        )

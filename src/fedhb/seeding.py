@@ -41,4 +41,6 @@ def absorb(digest: Any, tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         values = tensor.detach().cpu().contiguous().numpy()
         digest.update(f"{values.dtype}{values.shape}".encode())
-        digest.update(values.reshape(-1).view(np.uint8))  # in place: a pool of images may have half a gigabyte
+        digest.update(
+            values.reshape(-1).view(np.uint8)
+        )  # in place: a pool of images may have half a gigabyte

@@ -37,7 +37,9 @@ def setting(
     """
     if type(default) is int and most is None:
         most = MOST_COUNT
-    return field(default=default, metadata={"help": help, "bounds": (choices, least, most, positive)})
+    return field(
+        default=default, metadata={"help": help, "bounds": (choices, least, most, positive)}
+    )
 
 
 def bounded(key: str, value: Any, about: Field[Any]) -> None:
@@ -53,7 +55,11 @@ def bounded(key: str, value: Any, about: Field[Any]) -> None:
     if positive and not value > 0:
         raise InputError(f"{key}={value}: give a positive number")
     if (least is not None and not value >= least) or (most is not None and not value <= most):
-        limits = [f"at {name} {limit}" for name, limit in (("least", least), ("most", most)) if limit is not None]
+        limits = [
+            f"at {name} {limit}"
+            for name, limit in (("least", least), ("most", most))
+            if limit is not None
+        ]
         raise InputError(f"{key}={value}: give a number of {' and '.join(limits)}")
 
 
@@ -64,7 +70,9 @@ def filters(text: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in names:
         if name not in FILTERS:
-            raise InputError(f"defence={text!r}: choose default, or from {', '.join(FILTERS)} with commas between them")
+            raise InputError(
+                f"defence={text!r}: choose default, or from {', '.join(FILTERS)} with commas between them"
+            )
     return names
 
 
@@ -73,7 +81,11 @@ def convert(key: str, value: Any, default: Any) -> Any:
     kind = type(default)
     try:
         if kind is bool:
-            return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
+            return (
+                value
+                if isinstance(value, bool)
+                else {"true": True, "false": False}[str(value).lower()]
+            )
         if isinstance(value, (list, dict)) or (isinstance(value, bool) and kind is not str):
             raise ValueError
         if kind is int and isinstance(value, float) and value != int(value):

@@ -18,7 +18,9 @@ def imported(what: str, name: str, kind: str = "factory") -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"{what} {name!r} cannot be imported ({error}): write pkg.mod:{kind}, importable from here") from None
+        raise InputError(
+            f"{what} {name!r} cannot be imported ({error}): write pkg.mod:{kind}, importable from here"
+        ) from None
     finally:
         sys.path.pop(0)
 

@@ -22,11 +22,15 @@ def browser():
         or shutil.which("chromium-browser")
         or shutil.which("google-chrome")
     )
-    assert path, "no Chromium: install it (Debian: apt-get install chromium), or name it in $CHROMIUM"
+    assert path, (
+        "no Chromium: install it (Debian: apt-get install chromium), or name it in $CHROMIUM"
+    )
     from playwright.sync_api import sync_playwright  # here: `make test` does without it
 
     with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        started = driver.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield started
         started.close()
 
@@ -35,7 +39,10 @@ def browser():
 def pages(tmp_path_factory):
     """The pages of a NIW run, of a Mixture run, of a regression, and of a comparison with two seeds."""
     folder = tmp_path_factory.mktemp("runs")
-    sources = {"niw": finished.one(folder / "niw", "niw"), "mixture": finished.one(folder / "mixture", "mixture")}
+    sources = {
+        "niw": finished.one(folder / "niw", "niw"),
+        "mixture": finished.one(folder / "mixture", "mixture"),
+    }
     sources["regression"] = finished.regression(folder / "regression")
     sources["comparison"] = finished.several(folder / "comparison")
     for name, source in sources.items():
@@ -55,7 +62,9 @@ def show(browser, pages):
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(pages[name].as_uri())
-        page.wait_for_function("window.fedhb && window.fedhb.charts.size === window.fedhb.data.plots.length")
+        page.wait_for_function(
+            "window.fedhb && window.fedhb.charts.size === window.fedhb.data.plots.length"
+        )
         yield page, said, asked
         context.close()
 

@@ -41,9 +41,14 @@ def main(folder: Path) -> None:
             page.wait_for_timeout(1000)
             for section in sections:
                 if section:
-                    page.evaluate("name => document.getElementById(name).scrollIntoView({behavior: 'instant'})", section)
+                    page.evaluate(
+                        "name => document.getElementById(name).scrollIntoView({behavior: 'instant'})",
+                        section,
+                    )
                     page.wait_for_timeout(400)
-                page.screenshot(path=folder / f"report-{name}{'-' + section if section else ''}.png")
+                page.screenshot(
+                    path=folder / f"report-{name}{'-' + section if section else ''}.png"
+                )
             html.unlink()
         browser.close()
 

@@ -36,7 +36,9 @@ def test_nothing_is_said_and_nothing_is_asked_for(show, name, size, scheme):
     with show(name, **({"size": size} if size else {}), scheme=scheme) as (page, said, asked):
         assert said == []
         assert all(url.startswith(("file:", "data:")) for url in asked)
-        assert page.evaluate("document.documentElement.scrollWidth") <= page.evaluate("window.innerWidth")
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.evaluate(
+            "window.innerWidth"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +63,9 @@ def test_every_plot_is_drawn(show, name):
             assert marks(page, plot) >= 1, f"{plot} is empty"
             box = page.locator(f"#plot-{plot}").bounding_box()
             assert box["width"] > 300 and box["height"] > 150
-        cells = page.evaluate("fedhb.data.plots.find((plot) => plot.id === 'labels').values.flat().length")
+        cells = page.evaluate(
+            "fedhb.data.plots.find((plot) => plot.id === 'labels').values.flat().length"
+        )
         assert marks(page, "labels") >= cells
 
 
@@ -86,7 +90,9 @@ def test_hover_shows_the_values_of_a_round(show, name):
         found = re.match(r"round (\d+)(.*)", " ".join(tip.inner_text().split()))
         at = int(found.group(1))
         for series in page.evaluate("fedhb.data.plots[0].series.filter((one) => !one.faint)"):
-            shown = float(re.search(rf"{re.escape(series['name'])}: ([\d.e-]+)", found.group(2)).group(1))
+            shown = float(
+                re.search(rf"{re.escape(series['name'])}: ([\d.e-]+)", found.group(2)).group(1)
+            )
             assert shown == pytest.approx(series["y"][series["x"]["round"].index(at)], rel=1e-3)
 
 
@@ -101,13 +107,18 @@ def test_hover_names_a_client(show):
 
 def test_methods_are_switched_off_and_on_everywhere(show):
     with show("comparison") as (page, said, _):
-        before = {plot: marks(page, plot) for plot in ("curve-loss", "scatter", "reliability", "confidence")}
+        before = {
+            plot: marks(page, plot)
+            for plot in ("curve-loss", "scatter", "reliability", "confidence")
+        }
         button = page.locator("#methods button", has_text="fedavg")
         button.click()
         assert button.get_attribute("aria-pressed") == "false"
         for plot, count in before.items():
             assert 0 < marks(page, plot) < count
-            names = page.evaluate(f"fedhb.charts.get('{plot}').getOption().series.map((one) => one.name)")
+            names = page.evaluate(
+                f"fedhb.charts.get('{plot}').getOption().series.map((one) => one.name)"
+            )
             assert not any(name.startswith("fedavg") for name in names)
         button.focus()
         page.keyboard.press("Space")  # the keyboard does what the mouse does
@@ -135,7 +146,9 @@ def test_another_method_is_chosen_with_the_keyboard(show):
         assert page.locator("#figure-bars .told").inner_text().startswith("niw:")
         select.focus()
         page.keyboard.press("ArrowDown")
-        page.wait_for_function("document.querySelector('#figure-bars .told').textContent.startsWith('mixture:')")
+        page.wait_for_function(
+            "document.querySelector('#figure-bars .told').textContent.startsWith('mixture:')"
+        )
         assert page.locator("#plot-bars").get_attribute("aria-label").startswith("mixture:")
 
 
@@ -153,9 +166,14 @@ def test_light_and_dark(show):
     with show("niw", scheme="light") as (page, _, _):
         light = ground(page)
         page.locator("#theme").click()
-        assert ground(page) != light and page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert (
+            ground(page) != light
+            and page.evaluate("document.documentElement.dataset.theme") == "dark"
+        )
         ink = page.evaluate("fedhb.charts.get('curve-loss').getOption().textStyle.color")
-        assert ink == page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()")
+        assert ink == page.evaluate(
+            "getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()"
+        )
     with show("niw", scheme="dark") as (page, _, _):
         assert ground(page) != light
 
@@ -182,7 +200,9 @@ def test_the_page_can_be_walked_through_with_the_keyboard(show):
         for _ in range(14):
             page.keyboard.press("Tab")
             seen.append(
-                page.evaluate("(document.activeElement.textContent || '').trim().slice(0, 20) || document.activeElement.tagName")
+                page.evaluate(
+                    "(document.activeElement.textContent || '').trim().slice(0, 20) || document.activeElement.tagName"
+                )
             )
         assert seen[0] == "Skip to the results" and "niw" in seen and "rounds" in seen
 

@@ -39,14 +39,21 @@ def test_real_targets_are_regression(tmp_path, shape):
     y = np.linspace(0, 1, int(np.prod(shape))).reshape(shape)
     dataset = read_npz(save(tmp_path / "r.npz", x=table()["x"], y=y))
     assert dataset.num_classes is None and dataset.train.y.dtype == np.float32
-    assert len(dataset.train) == 16 and len(dataset.test) == 4 and dataset.train.y.shape[1:] == shape[1:]
+    assert (
+        len(dataset.train) == 16
+        and len(dataset.test) == 4
+        and dataset.train.y.shape[1:] == shape[1:]
+    )
 
 
 @pytest.mark.parametrize(
-    ("stored", "read"), [("uint8", "uint8"), ("int64", "float32"), ("float16", "float32"), ("bool", "float32")]
+    ("stored", "read"),
+    [("uint8", "uint8"), ("int64", "float32"), ("float16", "float32"), ("bool", "float32")],
 )
 def test_types_of_inputs(tmp_path, stored, read):
-    dataset = read_npz(save(tmp_path / "t.npz", x=np.ones((5, 1, 2, 2), stored), y=np.zeros(5, int)))
+    dataset = read_npz(
+        save(tmp_path / "t.npz", x=np.ones((5, 1, 2, 2), stored), y=np.zeros(5, int))
+    )
     assert dataset.train.x.dtype == read and dataset.train.x.shape[1:] == (1, 2, 2)
 
 
@@ -55,7 +62,10 @@ def test_compressed_and_given_as_text(tmp_path):
     assert len(read_npz(str(tmp_path / "c.npz")).train) == 16
 
 
-@pytest.mark.parametrize("client", [np.repeat([7, -1], 10), np.repeat(["zoë", "al"], 10), np.repeat([b"zo\xc3\xab", b"al"], 10)])
+@pytest.mark.parametrize(
+    "client",
+    [np.repeat([7, -1], 10), np.repeat(["zoë", "al"], 10), np.repeat([b"zo\xc3\xab", b"al"], 10)],
+)
 def test_clients_are_integers_or_strings_and_each_has_test_rows(tmp_path, client):
     dataset = read_npz(save(tmp_path / "c.npz", **table(), client=client))
     names = {"zoë", "al"} if client.dtype.kind in "US" else {7, -1}
@@ -85,14 +95,18 @@ def test_a_split_without_test_rows_is_kept(tmp_path):
     assert len(dataset.train) == 20 and len(dataset.test) == 0
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=80), st.floats(0.05, 0.9), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=80), st.floats(0.05, 0.9), st.integers(0, 9)
+)
 def test_held_out_shares(group, share, seed):
     group = np.array(group)
     chosen = held_out(group, share, seed)
     np.testing.assert_array_equal(chosen, held_out(group, share, seed))
     for value in np.unique(group):
         size, count = int((group == value).sum()), int(chosen[group == value].sum())
-        assert count == (0 if size == 1 else min(max(1, int(np.floor(share * size + 0.5))), size - 1))
+        assert count == (
+            0 if size == 1 else min(max(1, int(np.floor(share * size + 0.5))), size - 1)
+        )
 
 
 def test_held_out_is_random_within_a_group():
@@ -174,7 +188,9 @@ def damaged(how: str) -> bytes:
             archive.writestr("y.npy", b"hello")
         else:  # a header that declares more than there is
             header = io.BytesIO()
-            np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**15, 10**3)})
+            np.lib.format.write_array_header_1_0(
+                header, {"descr": "<f8", "fortran_order": False, "shape": (10**15, 10**3)}
+            )
             archive.writestr("x.npy", header.getvalue())
             archive.writestr("y.npy", header.getvalue())
     return buffer.getvalue()

@@ -26,8 +26,12 @@ def write(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return train, test
 
 
-@pytest.mark.parametrize(("name", "column", "classes"), [("cifar-100", 1, 100), ("cifar-100-coarse", 0, 20)])
-@pytest.mark.parametrize("place", ["cifar-100-binary", "cifar-100/cifar-100-binary", "cifar-100", "."])
+@pytest.mark.parametrize(
+    ("name", "column", "classes"), [("cifar-100", 1, 100), ("cifar-100-coarse", 0, 20)]
+)
+@pytest.mark.parametrize(
+    "place", ["cifar-100-binary", "cifar-100/cifar-100-binary", "cifar-100", "."]
+)
 def test_reads_both_label_sets_from_every_place(tmp_path, name, column, classes, place):
     train, test = write(tmp_path / place)
     dataset = data.load(name, tmp_path)
@@ -63,7 +67,9 @@ def test_refuses_a_file_that_is_not_whole_records(tmp_path, size):
         data.load("cifar-100", tmp_path)
 
 
-@pytest.mark.parametrize(("column", "value", "what"), [(0, 20, "coarse label 20"), (1, 100, "fine label 100")])
+@pytest.mark.parametrize(
+    ("column", "value", "what"), [(0, 20, "coarse label 20"), (1, 100, "fine label 100")]
+)
 def test_refuses_labels_out_of_range(tmp_path, column, value, what):
     train, _ = write(tmp_path)
     train[4, column] = value

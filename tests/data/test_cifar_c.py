@@ -54,7 +54,8 @@ def test_every_corruption_is_a_file_of_the_test_images(here):
     assert folder == here / "cifar-100-c"
     assert sum(more for _, more, _ in told) == 19 * COUNT == told[0][2]
     images, labels = (
-        np.fromfile(here / "cifar-100/cifar-100-binary/test.bin", np.uint8).reshape(-1, 3074)[:, k] for k in (slice(2, None), 1)
+        np.fromfile(here / "cifar-100/cifar-100-binary/test.bin", np.uint8).reshape(-1, 3074)[:, k]
+        for k in (slice(2, None), 1)
     )
     images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     for name in CORRUPTIONS:
@@ -65,7 +66,9 @@ def test_every_corruption_is_a_file_of_the_test_images(here):
     assert len(sums) == 20
     for name, digest in sums.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-    assert sorted(p.name for p in folder.iterdir()) == sorted([*sums, locate.SUMS])  # no part is left
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        [*sums, locate.SUMS]
+    )  # no part is left
 
 
 def test_made_data_are_read_and_called_regenerated(here):
@@ -91,7 +94,11 @@ def test_what_is_there_is_kept_and_the_rest_is_made(here):
     np.save(folder / "snow.npy", np.zeros((2, 32, 32, 3), np.uint8))  # not whole
     kept = (folder / "frost.npy").stat().st_mtime_ns
     entry = {entry.name: entry for entry in data.status()}["cifar-100-c"]
-    assert not entry.present and entry.missing == ("fog.npy",) and "fedhb data make cifar-100-c" in entry.remedy
+    assert (
+        not entry.present
+        and entry.missing == ("fog.npy",)
+        and "fedhb data make cifar-100-c" in entry.remedy
+    )
     make()
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == whole
     assert (folder / "frost.npy").stat().st_mtime_ns == kept
@@ -134,7 +141,10 @@ def test_a_killed_run_goes_on_to_the_same_files(tmp_path):
     kept = [name for name in before if (folder / name).stat().st_mtime_ns == before[name]]
     assert set(before) == set(kept)
     sums = dict(line.split()[::-1] for line in (folder / locate.SUMS).read_text().splitlines())
-    assert all(hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in sums.items())
+    assert all(
+        hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        for name, digest in sums.items()
+    )
     images = images_of(tmp_path / "data")
     for name in ("brightness", "speckle_noise"):
         assert (np.load(folder / f"{name}.npy") == corrupt(name, images)).all()
@@ -222,12 +232,18 @@ def test_the_command_makes_it_and_says_where(here, monkeypatch, capsys):
         return ended.value.code or 0, " ".join((printed.out + printed.err).split())
 
     code, printed = command("data")
-    assert code == 0 and "missing gaussian_noise.npy, shot_noise.npy, impulse_noise.npy, ... (20 files)" in printed
+    assert (
+        code == 0
+        and "missing gaussian_noise.npy, shot_noise.npy, impulse_noise.npy, ... (20 files)"
+        in printed
+    )
     assert "run `fedhb data make cifar-100-c`" in printed
     code, printed = command("data", "make", "mnist")
     assert code == 2 and "'mnist' cannot be made" in printed
     code, printed = command("data", "make", "cifar-100-c", "--jobs", "1")
-    assert code == 0 and str(here / "cifar-100-c") in printed and "sha256sum -c SHA256SUMS" in printed
+    assert (
+        code == 0 and str(here / "cifar-100-c") in printed and "sha256sum -c SHA256SUMS" in printed
+    )
     assert printed.count(": done") == 19 and f"{19 * COUNT} of {19 * COUNT} images" in printed
     code, printed = command("data")
     assert f"{here / 'cifar-100-c'} (regenerated)" in printed

@@ -39,7 +39,11 @@ def point():
 @pytest.fixture(autouse=True)
 def pictures(monkeypatch):
     """Frost without the extra package: pictures of known colour."""
-    monkeypatch.setattr(corruptions, "frost_pictures", lambda: [np.full((63, 112, 3), shade) for shade in (0.2, 0.8)])
+    monkeypatch.setattr(
+        corruptions,
+        "frost_pictures",
+        lambda: [np.full((63, 112, 3), shade) for shade in (0.2, 0.8)],
+    )
 
 
 # ---- all of them
@@ -143,7 +147,9 @@ def moments(name, value):
 
 def test_gaussian_noise_has_its_deviation():
     mean, variance = moments("gaussian_noise", 127)
-    assert mean == pytest.approx(127 / 255, abs=3e-3) and variance == pytest.approx(0.10**2, rel=0.02)
+    assert mean == pytest.approx(127 / 255, abs=3e-3) and variance == pytest.approx(
+        0.10**2, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("value", [40, 80, 127])
@@ -156,7 +162,9 @@ def test_shot_noise_is_poisson(value):
 @pytest.mark.parametrize("value", [60, 120])
 def test_speckle_noise_grows_with_the_image(value):
     mean, variance = moments("speckle_noise", value)
-    assert mean == pytest.approx(value / 255, abs=3e-3) and variance == pytest.approx((0.2 * value / 255) ** 2, rel=0.02)
+    assert mean == pytest.approx(value / 255, abs=3e-3) and variance == pytest.approx(
+        (0.2 * value / 255) ** 2, rel=0.02
+    )
 
 
 def test_impulse_noise_is_salt_and_pepper():
@@ -183,12 +191,18 @@ def test_gaussian_blur_has_its_second_moment():
     found = CORRUPTIONS["gaussian_blur"](point() / 255.0, [])[0, ..., 0]
     row, column, rows, columns = spread(found)
     assert (row, column) == (pytest.approx(0, abs=1e-9),) * 2
-    assert rows == pytest.approx(1.0, rel=0.01) and columns == pytest.approx(1.0, rel=0.01) and found.sum() == pytest.approx(1)
+    assert (
+        rows == pytest.approx(1.0, rel=0.01)
+        and columns == pytest.approx(1.0, rel=0.01)
+        and found.sum() == pytest.approx(1)
+    )
 
 
 def test_defocus_blur_is_the_mean_over_its_disk():
     # x^2 + y^2 <= 1.5^2 holds for the 3 x 3 pixels around the centre, and the edge's smoothing is exp(-50)
-    assert corruptions.disk(1.5, 0.1)[1:-1, 1:-1] == pytest.approx(np.full((3, 3), 1 / 9), abs=1e-12)
+    assert corruptions.disk(1.5, 0.1)[1:-1, 1:-1] == pytest.approx(
+        np.full((3, 3), 1 / 9), abs=1e-12
+    )
     assert corruptions.disk(2.5, 0.5).sum() == pytest.approx(1)
     images = textured(1)
     expected = ndimage.uniform_filter(images / 255.0, (1, 3, 3, 1), mode="mirror") * 255
@@ -198,7 +212,9 @@ def test_defocus_blur_is_the_mean_over_its_disk():
 def test_glass_blur_moves_colours_up_to_a_pixel_at_a_time_and_invents_none():
     images = constant(0, 50)
     images[:, 16, 16] = 255
-    found = CORRUPTIONS["glass_blur"](images / 255.0, [np.random.default_rng(k) for k in range(50)])[..., 0]
+    found = CORRUPTIONS["glass_blur"](
+        images / 255.0, [np.random.default_rng(k) for k in range(50)]
+    )[..., 0]
     # smoothing twice by 0.4 adds 2 * 0.4^2 at most; a colour moves down and right only, by chains of copies
     mean = found.sum(axis=0)
     row, column, _, _ = spread(mean)
@@ -238,10 +254,14 @@ def test_zoom_blur_leaves_the_middle_and_smears_the_edge_outward():
     block[0, 13:19, 13:19] = 255
     assert corrupt("zoom_blur", block)[0, 15:17, 15:17].min() >= 254
     edge = constant(0)
-    edge[0, :, 26] = 255  # 10.5 pixels from the centre: 10.5 * 1.25 = 13.1 when magnified, and half a line and a pixel more
+    edge[0, :, 26] = (
+        255  # 10.5 pixels from the centre: 10.5 * 1.25 = 13.1 when magnified, and half a line and a pixel more
+    )
     found = corrupt("zoom_blur", edge)[0, 16, :, 0].astype(float)
     assert found[:25].max() == 0 and found[31:].max() == 0 and found[26:30].min() > 255 / 27
-    assert found.sum() == pytest.approx(255 * 1.13, rel=0.12)  # a magnified line is as bright, and wider
+    assert found.sum() == pytest.approx(
+        255 * 1.13, rel=0.12
+    )  # a magnified line is as bright, and wider
     x = textured(1) / 255.0
     every = [corruptions._magnify(x, factor) for factor in np.linspace(1, 1.25 + 1e-15, 26)]
     assert CORRUPTIONS["zoom_blur"](x, []) == pytest.approx((x + sum(every)) / 27, abs=1e-12)
@@ -259,7 +279,9 @@ def test_fog_adds_a_cloud_and_keeps_the_largest_value(monkeypatch):
     corners = cloud[:, ::2, ::2] + np.roll(cloud[:, ::2, ::2], -1, axis=1)
     fine = cloud[:, 1::2, 1::2] - (corners + np.roll(corners, -1, axis=2)) / 4
     ratio = np.abs(cloud[:, 16, 16] - cloud[:, 0, 0]) / np.sqrt((fine**2).mean(axis=(1, 2)))
-    assert ratio.mean() == pytest.approx(0.5 * 3**0.5 * 1.75**8, rel=0.1)  # three standard errors of a uniform's mean
+    assert ratio.mean() == pytest.approx(
+        0.5 * 3**0.5 * 1.75**8, rel=0.1
+    )  # three standard errors of a uniform's mean
     spied = spy_on(monkeypatch, "plasma")
     corrupt("fog", constant(100))
     assert spied[0][1:] == (1.75,)
@@ -275,7 +297,12 @@ def test_frost_mixes_three_quarters_with_a_picture():
     found = corrupt("frost", images)
     shades = {0.2: 0, 0.8: 0}
     for one, before in zip(found, images, strict=True):
-        fits = [s for s in shades if abs(one - np.clip(np.floor(0.75 * before + 0.45 * 255 * s + 1e-6), 0, 255)).max() <= 1]
+        fits = [
+            s
+            for s in shades
+            if abs(one - np.clip(np.floor(0.75 * before + 0.45 * 255 * s + 1e-6), 0, 255)).max()
+            <= 1
+        ]
         assert len(fits) == 1
         shades[fits[0]] += 1
     assert all(shades.values())
@@ -286,7 +313,13 @@ def test_the_photographs_of_frost(monkeypatch):
         pytest.skip("the extra `corruptions` is not installed")
     monkeypatch.undo()
     found = corruptions.frost_pictures()
-    assert [one.shape[:2] for one in found] == [(120, 180), (63, 112), (63, 112), (70, 105), (99, 132)]
+    assert [one.shape[:2] for one in found] == [
+        (120, 180),
+        (63, 112),
+        (63, 112),
+        (70, 105),
+        (99, 132),
+    ]
     assert all(0 <= one.min() < one.max() <= 1 for one in found)
 
 
@@ -314,9 +347,18 @@ def test_snow_has_its_constants(monkeypatch):
     magnified, trails = spy_on(monkeypatch, "_magnify"), spy_on(monkeypatch, "_trail")
     corrupt("snow", constant(0, 60))
     noise, zoom = magnified[0]
-    assert zoom == 1.25 and noise.mean() == pytest.approx(0.3, abs=0.005) and noise.std() == pytest.approx(0.3, rel=0.01)
+    assert (
+        zoom == 1.25
+        and noise.mean() == pytest.approx(0.3, abs=0.005)
+        and noise.std() == pytest.approx(0.3, rel=0.01)
+    )
     flakes, angles, radius, sigma = trails[0]
-    assert (radius, sigma) == (14, 12.0) and min(angles) < -120 and max(angles) > -60 and all(-135 < a < -45 for a in angles)
+    assert (
+        (radius, sigma) == (14, 12.0)
+        and min(angles) < -120
+        and max(angles) > -60
+        and all(-135 < a < -45 for a in angles)
+    )
     assert 0.64 < flakes[flakes > 0].min() < 0.66 and flakes.max() == 1
 
 
@@ -378,7 +420,9 @@ def test_colours_move_in_hsv(name):
             value = min(value + 0.3, 1)
         else:
             saturation = min(2.5 * saturation + 0.2, 1)
-        assert abs(np.array(colorsys.hsv_to_rgb(hue, saturation, value)) * 255 - after).max() < 1.001
+        assert (
+            abs(np.array(colorsys.hsv_to_rgb(hue, saturation, value)) * 255 - after).max() < 1.001
+        )
 
 
 def test_jpeg_is_what_pillow_writes_at_quality_40():
@@ -394,17 +438,26 @@ def test_pixelate_has_twenty_steps():
     found = corrupt("pixelate", images)[0].astype(int)
     same = (found[1:] == found[:-1]).all((1, 2))
     assert same.sum() == 32 - 20  # 32 rows show 20
-    assert found.mean() == pytest.approx(images.mean(), abs=2.5) and found.var() < 0.6 * images.var()
+    assert (
+        found.mean() == pytest.approx(images.mean(), abs=2.5) and found.var() < 0.6 * images.var()
+    )
 
 
 def test_elastic_displacements_are_bounded_and_of_the_right_size():
     # a ramp in x tells how far each pixel moved; the affine map is affine, so what is left of a plane is the noise
     count = 200
     x = np.broadcast_to(np.linspace(0, 1, 32)[:, None], (count, 32, 32, 1))
-    found = CORRUPTIONS["elastic_transform"](x, [np.random.default_rng(k) for k in range(count)])[..., 0] * 31
+    found = (
+        CORRUPTIONS["elastic_transform"](x, [np.random.default_rng(k) for k in range(count)])[
+            ..., 0
+        ]
+        * 31
+    )
     inner = slice(6, 26)
     moved = (found - np.arange(32))[:, inner, inner]
-    assert np.abs(moved).max() < 3.2 + 4  # the noise, and the affine map with its three points moved by up to 0.96
+    assert (
+        np.abs(moved).max() < 3.2 + 4
+    )  # the noise, and the affine map with its three points moved by up to 0.96
     rows, columns = np.mgrid[inner, inner].reshape(2, -1)
     plane = np.stack([np.ones_like(rows), rows, columns], axis=1)
     rest = moved.reshape(count, -1).T
@@ -420,14 +473,18 @@ def test_elastic_displacements_are_bounded_and_of_the_right_size():
 def test_elastic_noise_is_smoothed_as_scipy_does(monkeypatch):
     """Each pixel moves by 3.2 times uniform noise, smoothed by 0.96 over three deviations, mirrored at the edge."""
     places = spy_on(monkeypatch, "_at")
-    CORRUPTIONS["elastic_transform"](textured(3) / 255, [np.random.default_rng(k) for k in range(3)])
+    CORRUPTIONS["elastic_transform"](
+        textured(3) / 255, [np.random.default_rng(k) for k in range(3)]
+    )
     _, rows, columns, repeat = places[1]
     assert repeat
     for k in range(3):
         rng = np.random.default_rng(k)
         rng.uniform(size=(3, 2))  # the three points of the affine map come first
         noise = rng.uniform(-1, 1, size=(2, 32, 32))
-        across, down = (3.2 * ndimage.gaussian_filter(one, 0.96, truncate=3, mode="reflect") for one in noise)
+        across, down = (
+            3.2 * ndimage.gaussian_filter(one, 0.96, truncate=3, mode="reflect") for one in noise
+        )
         assert rows[k] - np.arange(32)[:, None] == pytest.approx(down, abs=1e-12)
         assert columns[k] - np.arange(32) == pytest.approx(across, abs=1e-12)
 
@@ -440,7 +497,9 @@ def test_interpolation_is_scipys(repeat, mode):
     found = corruptions._at(x, rows, columns, repeat)
     for k in range(2):
         for colour in range(3):
-            expected = ndimage.map_coordinates(x[k, ..., colour], [rows[k], columns[k]], order=1, mode=mode)
+            expected = ndimage.map_coordinates(
+                x[k, ..., colour], [rows[k], columns[k]], order=1, mode=mode
+            )
             assert found[k, ..., colour] == pytest.approx(expected, abs=1e-12)
 
 
@@ -451,4 +510,6 @@ def test_magnification_is_scipys(factor):
     middle = x[:, (32 - size) // 2 :, (32 - size) // 2 :][:, :size, :size]
     expected = ndimage.zoom(middle, (1, factor, factor, 1), order=1)
     top = (expected.shape[1] - 32) // 2
-    assert corruptions._magnify(x, factor) == pytest.approx(expected[:, top : top + 32, top : top + 32], abs=1e-12)
+    assert corruptions._magnify(x, factor) == pytest.approx(
+        expected[:, top : top + 32, top : top + 32], abs=1e-12
+    )

@@ -19,7 +19,10 @@ def test_every_digit_is_in_exactly_one_split():
     dataset, source = data.load("digits"), load_digits()
 
     def rows(x, y):
-        return sorted((*image, int(label)) for image, label in zip(x.reshape(len(x), -1).tolist(), y, strict=True))
+        return sorted(
+            (*image, int(label))
+            for image, label in zip(x.reshape(len(x), -1).tolist(), y, strict=True)
+        )
 
     ours = rows(dataset.train.x, dataset.train.y) + rows(dataset.test.x, dataset.test.y)
     assert sorted(ours) == rows(source.images.astype(int), source.target)

@@ -67,7 +67,10 @@ def test_the_cache_folder_is_the_platforms(monkeypatch):
 
 def test_roots_are_the_variable_then_the_cache(tmp_path, monkeypatch, cache):
     assert locate.roots() == [cache]
-    monkeypatch.setenv("FEDHB_DATA", os.pathsep.join([str(tmp_path / "a"), "", str(tmp_path / "b"), str(tmp_path / "a")]))
+    monkeypatch.setenv(
+        "FEDHB_DATA",
+        os.pathsep.join([str(tmp_path / "a"), "", str(tmp_path / "b"), str(tmp_path / "a")]),
+    )
     assert locate.roots() == [tmp_path / "a", tmp_path / "b", cache]
     monkeypatch.setenv("FEDHB_DATA", "~/somewhere")
     assert locate.roots()[0] == Path.home() / "somewhere"
@@ -120,7 +123,11 @@ def test_missing_files_are_named_with_folders_and_remedy(tmp_path, monkeypatch, 
     message = str(caught.value)
     assert f"missing {MNIST[3]}.gz;" in message  # and only that one
     assert f"\n  {tmp_path / 'typo'} (no such folder)\n  {cache / 'mnist'}\n  {cache}\n" in message
-    assert "fedhb data get mnist" in message and "FEDHB_DATA" in message and f"in {cache / 'mnist'}" in message
+    assert (
+        "fedhb data get mnist" in message
+        and "FEDHB_DATA" in message
+        and f"in {cache / 'mnist'}" in message
+    )
 
 
 def test_unknown_names_are_refused():
@@ -136,7 +143,10 @@ def test_status(cache):
     assert tuple(records) == data.NAMES
     assert records["digits"].present and records["mnist"].present
     assert records["mnist"].where == str(cache / "mnist") and records["mnist"].missing == ()
-    assert not records["cifar-100"].present and records["cifar-100"].missing == ("train.bin", "test.bin")
+    assert not records["cifar-100"].present and records["cifar-100"].missing == (
+        "train.bin",
+        "test.bin",
+    )
     assert "fedhb data get cifar-100" in records["cifar-100"].remedy
 
 
@@ -168,7 +178,9 @@ def server(monkeypatch):
             here.asked.append(self.path)
             self.send_response(404 if content is None else 200)
             self.send_header("Content-Length", str(len(content or b"")))
-            self.send_header("Content-Encoding", "gzip")  # some servers declare a .gz so; it must stay packed
+            self.send_header(
+                "Content-Encoding", "gzip"
+            )  # some servers declare a .gz so; it must stay packed
             self.end_headers()
             self.wfile.write((content or b"")[: here.cut_at])
 
@@ -186,7 +198,9 @@ def server(monkeypatch):
     thread.join()
 
 
-def offer(monkeypatch, server, name: str, pages: dict[str, bytes], members=None, wrong: str = "") -> None:
+def offer(
+    monkeypatch, server, name: str, pages: dict[str, bytes], members=None, wrong: str = ""
+) -> None:
     """Let a data set come from the server; the hash of the page `wrong` is not the published one."""
     downloads = []
     for page, content in pages.items():
@@ -209,7 +223,9 @@ def test_download_of_plain_files(monkeypatch, server, cache, capfd):
     assert len(server.asked) == 4
     data.load("mnist", download=True)  # all there: nothing is asked for
     assert len(server.asked) == 4
-    assert re.search(rf"{MNIST[0]}.gz .* (\d+)/\1 bytes", capfd.readouterr().err)  # progress was shown, up to the end
+    assert re.search(
+        rf"{MNIST[0]}.gz .* (\d+)/\1 bytes", capfd.readouterr().err
+    )  # progress was shown, up to the end
 
 
 def test_a_second_try_gets_only_what_is_missing(monkeypatch, server, cache):
@@ -228,7 +244,9 @@ def test_a_local_copy_is_not_replaced(monkeypatch, server, cache, tmp_path):
     offer(monkeypatch, server, "mnist", mnist_files())
     folder = touch(tmp_path / "mine" / "mnist", ())
     for name, content in mnist_files().items():
-        (folder / name).write_bytes(gzip.compress(gzip.decompress(content), 1))  # recompressed: another hash
+        (folder / name).write_bytes(
+            gzip.compress(gzip.decompress(content), 1)
+        )  # recompressed: another hash
     monkeypatch.setenv("FEDHB_DATA", str(tmp_path / "mine"))
     assert len(data.load("mnist", download=True).train) == 4
     assert server.asked == [] and not cache.exists()
@@ -267,16 +285,24 @@ EMNIST_MEMBERS = locate.SOURCES["emnist"].downloads[0].members
 
 
 def test_only_the_wanted_members_of_a_zip_are_unpacked(monkeypatch, server, cache, tmp_path):
-    members = {f"gzip/{name}": content for name, content in mnist_files("test", "emnist-bymerge-").items()}
-    archive = zipped({**members, "../../escaped": b"!", "gzip/emnist-letters-train-images-idx3-ubyte.gz": b"?"})
+    members = {
+        f"gzip/{name}": content for name, content in mnist_files("test", "emnist-bymerge-").items()
+    }
+    archive = zipped(
+        {**members, "../../escaped": b"!", "gzip/emnist-letters-train-images-idx3-ubyte.gz": b"?"}
+    )
     offer(monkeypatch, server, "emnist", {"gzip.zip": archive}, EMNIST_MEMBERS)
     assert len(data.load("emnist", download=True).test) == 4
     assert everything(cache) == sorted(["emnist", *(f"emnist/{name[5:]}" for name in members)])
-    assert everything(tmp_path) == sorted(["cache", *(f"cache/{name}" for name in everything(cache))])
+    assert everything(tmp_path) == sorted(
+        ["cache", *(f"cache/{name}" for name in everything(cache))]
+    )
 
 
 def test_only_the_wanted_members_of_a_tar_are_unpacked(monkeypatch, server, cache, tmp_path):
-    archive = tarred({**CIFAR, "../../escaped": b"!", "cifar-100-binary/fine_label_names.txt": b"?"})
+    archive = tarred(
+        {**CIFAR, "../../escaped": b"!", "cifar-100-binary/fine_label_names.txt": b"?"}
+    )
     offer(monkeypatch, server, "cifar-100", {"cifar.tar.gz": archive}, CIFAR_MEMBERS)
     assert len(data.load("cifar-100", download=True).train) == 3
     assert everything(cache / "cifar-100") == ["cifar-100-binary", *sorted(CIFAR)]
@@ -286,7 +312,9 @@ def test_only_the_wanted_members_of_a_tar_are_unpacked(monkeypatch, server, cach
 
 BAD_ARCHIVES = {
     "a member is missing": tarred({"cifar-100-binary/train.bin": RECORD}),
-    "a member is a link": tarred({"cifar-100-binary/train.bin": RECORD}, {"cifar-100-binary/test.bin": "train.bin"}),
+    "a member is a link": tarred(
+        {"cifar-100-binary/train.bin": RECORD}, {"cifar-100-binary/test.bin": "train.bin"}
+    ),
     "cut off": tarred({name: os.urandom(6148) for name in CIFAR})[:-3000],
     "no archive at all": b"<html>moved</html>",
 }
@@ -303,7 +331,11 @@ def test_a_bad_archive_leaves_nothing_behind(monkeypatch, server, tmp_path, how)
 @pytest.mark.parametrize("name", ["mnist", "cifar-100"])
 @pytest.mark.parametrize("how", ["hash", "absent", "cut", "refused"])
 def test_a_failed_download_leaves_nothing_behind(monkeypatch, server, tmp_path, name, how):
-    page, content = (f"{MNIST[0]}.gz", mnist_files()[f"{MNIST[0]}.gz"]) if name == "mnist" else ("c.tar.gz", tarred(CIFAR))
+    page, content = (
+        (f"{MNIST[0]}.gz", mnist_files()[f"{MNIST[0]}.gz"])
+        if name == "mnist"
+        else ("c.tar.gz", tarred(CIFAR))
+    )
     members = {} if name == "mnist" else CIFAR_MEMBERS
     offer(monkeypatch, server, name, {page: content}, members, wrong=page if how == "hash" else "")
     if how == "absent":
@@ -320,7 +352,11 @@ def test_a_failed_download_leaves_nothing_behind(monkeypatch, server, tmp_path, 
     with pytest.raises(InputError) as caught:
         data.load(name, download=True)
     message = str(caught.value)
-    assert locate.SOURCES[name].downloads[0].url in message and "Try again" in message and "FEDHB_DATA" in message
+    assert (
+        locate.SOURCES[name].downloads[0].url in message
+        and "Try again" in message
+        and "FEDHB_DATA" in message
+    )
     assert {"hash": "hash", "absent": "404", "cut": "", "refused": "127.0.0.1"}[how] in message
     assert everything(tmp_path) == []
 

@@ -15,10 +15,16 @@ from fedhb.errors import InputError
 
 
 def encode(array: np.ndarray) -> bytes:
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes((0, 0, 8, array.ndim))
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
-def write_split(folder: Path, images: str, labels: str, x: np.ndarray, y: np.ndarray, packed: bool = True) -> None:
+def write_split(
+    folder: Path, images: str, labels: str, x: np.ndarray, y: np.ndarray, packed: bool = True
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in ((images, x), (labels, y)):
         content = encode(array.astype(np.uint8))
@@ -28,13 +34,22 @@ def write_split(folder: Path, images: str, labels: str, x: np.ndarray, y: np.nda
             (folder / name).write_bytes(content)
 
 
-def write_dataset(folder: Path, classes: int = 10, prefix: str = "", test: str = "t10k", packed: bool = True):
+def write_dataset(
+    folder: Path, classes: int = 10, prefix: str = "", test: str = "t10k", packed: bool = True
+):
     rng = np.random.default_rng(3)
     splits = []
     for split, n in (("train", 30), (test, 12)):
         x = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
         y = np.arange(n) % classes
-        write_split(folder, f"{prefix}{split}-images-idx3-ubyte", f"{prefix}{split}-labels-idx1-ubyte", x, y, packed)
+        write_split(
+            folder,
+            f"{prefix}{split}-images-idx3-ubyte",
+            f"{prefix}{split}-labels-idx1-ubyte",
+            x,
+            y,
+            packed,
+        )
         splits.append((x, y))
     return splits
 
@@ -56,12 +71,17 @@ def test_reads_images_and_labels(tmp_path, name, packed):
 def test_records_the_hash_of_every_file_as_stored(tmp_path):
     write_dataset(tmp_path / "mnist")
     recorded = data.load("mnist", tmp_path).files
-    stored = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "mnist").iterdir()}
+    stored = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (tmp_path / "mnist").iterdir()
+    }
     assert recorded == stored and len(recorded) == 4
 
 
 def test_emnist_is_transposed_and_has_47_classes(tmp_path):
-    (x, y), _ = write_dataset(tmp_path / "emnist", classes=47, prefix="emnist-bymerge-", test="test")
+    (x, y), _ = write_dataset(
+        tmp_path / "emnist", classes=47, prefix="emnist-bymerge-", test="test"
+    )
     dataset = data.load("emnist", tmp_path)
     assert dataset.title == "EMNIST (re-split)"  # its numbers of examples are not the official ones
     assert dataset.num_classes == 47
@@ -90,7 +110,10 @@ PACKED = gzip.compress(GOOD, mtime=0)
         (GOOD[:-1], "cut off: 59 of 60"),
         (GOOD + b"\x00", "bytes follow the 60"),
         (bytes((0, 0, 8, 3)) + struct.pack(">3I", 0, 28, 28), "declares 0 x 28 x 28"),
-        (bytes((0, 0, 8, 3)) + struct.pack(">3I", 4_000_000_000, 4_000_000_000, 28), "declares 4000000000"),
+        (
+            bytes((0, 0, 8, 3)) + struct.pack(">3I", 4_000_000_000, 4_000_000_000, 28),
+            "declares 4000000000",
+        ),
         (PACKED[:-12], "gzip stream is damaged or cut off"),
         (PACKED[:-8] + b"\x00\x00\x00\x00" + PACKED[-4:], "CRC check failed"),
         (PACKED[:12] + b"\xff\xff\xff" + PACKED[15:], "gzip stream is damaged"),
@@ -138,17 +161,27 @@ def test_refuses_files_that_do_not_belong_together(tmp_path):
         data.load("mnist", tmp_path)
 
 
-@pytest.mark.parametrize(("holds", "asked"), [("mnist", "fashion-mnist"), ("fashion-mnist", "mnist")])
+@pytest.mark.parametrize(
+    ("holds", "asked"), [("mnist", "fashion-mnist"), ("fashion-mnist", "mnist")]
+)
 def test_the_other_data_set_with_the_same_file_names_is_not_taken(tmp_path, holds, asked):
     write_dataset(tmp_path)
     labels = np.frombuffer(idx._FIRST_LABELS[holds], dtype=np.uint8)
-    write_split(tmp_path, "train-images-idx3-ubyte", "train-labels-idx1-ubyte", np.zeros((len(labels), 28, 28)), labels)
+    write_split(
+        tmp_path,
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        np.zeros((len(labels), 28, 28)),
+        labels,
+    )
     assert len(data.load(holds, tmp_path).train) == 16
     with pytest.raises(InputError, match=f"holds {holds}, not {asked}"):
         data.load(asked, tmp_path)
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind this user")
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind this user"
+)
 def test_a_file_that_may_not_be_read_is_named(tmp_path):
     write_dataset(tmp_path / "mnist")
     path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"

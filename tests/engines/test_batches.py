@@ -25,7 +25,10 @@ RNG = Randomness(5, 3)
 
 def numbered(sizes):
     """Clients whose examples are numbered: x of client k's n-th example is 1000 k + n."""
-    pairs = [((1000.0 * k + np.arange(n)).reshape(-1, 1), np.arange(n) % CLASSES) for k, n in enumerate(sizes)]
+    pairs = [
+        ((1000.0 * k + np.arange(n)).reshape(-1, 1), np.arange(n) % CLASSES)
+        for k, n in enumerate(sizes)
+    ]
     return Clients.from_arrays(pairs, num_classes=CLASSES)
 
 
@@ -38,7 +41,13 @@ def seen(who, plan, merge_single=False):
     found = [[] for _ in range(len(who))]
     for batch in batches(who, plan, RNG, merge_single=merge_single):
         active = positions(batch, len(who))
-        assert len(active) == len(batch.x) == len(batch.y) == len(batch.counts) == len(batch.generators)
+        assert (
+            len(active)
+            == len(batch.x)
+            == len(batch.y)
+            == len(batch.counts)
+            == len(batch.generators)
+        )
         for a, k in enumerate(active):
             n = batch.counts[a]
             found[k].append((batch.x[a, :n, 0].tolist(), batch.y[a, :n].tolist(), batch.last_epoch))
@@ -60,7 +69,11 @@ def test_every_example_exactly_once_per_epoch(sizes, width, epochs):
             epoch = found[e * per_epoch : (e + 1) * per_epoch]
             assert sorted(x for xs, _, _ in epoch for x in xs) == [1000.0 * k + i for i in range(n)]
             assert all(len(xs) == width for xs, _, _ in epoch[:-1])
-            assert all(y == int(x) % 1000 % CLASSES for xs, ys, _ in epoch for x, y in zip(xs, ys, strict=True))
+            assert all(
+                y == int(x) % 1000 % CLASSES
+                for xs, ys, _ in epoch
+                for x, y in zip(xs, ys, strict=True)
+            )
             assert {last for _, _, last in epoch} == {e == epochs - 1}
 
 
@@ -82,7 +95,15 @@ def test_a_clients_batches_do_not_depend_on_the_others(sizes, width):
 
 @pytest.mark.parametrize(
     ("n", "width", "counts"),
-    [(9, 4, [4, 5]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (5, 4, [5]), (4, 4, [4]), (2, 4, [2]), (13, 4, [4, 4, 5])],
+    [
+        (9, 4, [4, 5]),
+        (8, 4, [4, 4]),
+        (10, 4, [4, 4, 2]),
+        (5, 4, [5]),
+        (4, 4, [4]),
+        (2, 4, [2]),
+        (13, 4, [4, 4, 5]),
+    ],
 )
 def test_a_last_batch_of_one_joins_the_one_before(n, width, counts):
     plan = replace(PLAN, batch_size=width, epochs=1)
@@ -103,11 +124,15 @@ def test_batch_norm_never_sees_one_example():
 
 
 def pull(network, count):
-    return Pull(torch.linspace(0.1, 0.5, count, dtype=torch.float64).unsqueeze(1), network.theta + 0.1)
+    return Pull(
+        torch.linspace(0.1, 0.5, count, dtype=torch.float64).unsqueeze(1), network.theta + 0.1
+    )
 
 
 def result(network, who, rng=RNG, plan=PLAN, **options):
-    weights, reports = train(network, Categorical(CLASSES), initial(network, len(who)), who, plan, rng, **options)
+    weights, reports = train(
+        network, Categorical(CLASSES), initial(network, len(who)), who, plan, rng, **options
+    )
     return {"theta": weights.theta, "head": weights.head, "buffers": weights.buffers} | reports
 
 
@@ -116,12 +141,22 @@ def result(network, who, rng=RNG, plan=PLAN, **options):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_client_out_of_batches_stands_still(momentum, make, order):
     """In a group of ragged clients each ends where it ends alone: weights, momentum (two epochs) and buffers."""
-    network, who, plan = Network(make()), clients().select(order), replace(PLAN, momentum=momentum, train_head=True)
+    network, who, plan = (
+        Network(make()),
+        clients().select(order),
+        replace(PLAN, momentum=momentum, train_head=True),
+    )
     together = result(network, who, plan=plan)
     for k in range(len(who)):
         alone = result(network, who.select([k]), plan=plan)
         for key, value in alone.items():
-            torch.testing.assert_close(together[key][k], value[0], rtol=1e-12, atol=1e-12, msg=lambda t, key=key: f"{key}: {t}")
+            torch.testing.assert_close(
+                together[key][k],
+                value[0],
+                rtol=1e-12,
+                atol=1e-12,
+                msg=lambda t, key=key: f"{key}: {t}",
+            )
 
 
 def test_the_pull_on_ragged_clients_is_each_clients_own():
@@ -129,7 +164,9 @@ def test_the_pull_on_ragged_clients_is_each_clients_own():
     strengths = pull(network, len(who))
     together = result(network, who, pull=strengths)
     for k in range(len(who)):
-        alone = result(network, who.select([k]), pull=Pull(strengths.mu[k : k + 1], strengths.target))
+        alone = result(
+            network, who.select([k]), pull=Pull(strengths.mu[k : k + 1], strengths.target)
+        )
         torch.testing.assert_close(together["theta"][k], alone["theta"][0], rtol=1e-12, atol=1e-12)
     assert not torch.allclose(together["theta"], result(network, who)["theta"])
 
@@ -163,10 +200,21 @@ def test_momentum_stands_still_too():
     solver.step(first, Categorical(CLASSES))
     theta, velocity = weights.theta.clone(), solver._parts[0].velocity.clone()
     rows = torch.tensor([2, 0])
-    part = replace(second, active=rows, x=second.x[rows], y=second.y[rows], counts=[4, 4], generators=second.generators[:2])
+    part = replace(
+        second,
+        active=rows,
+        x=second.x[rows],
+        y=second.y[rows],
+        counts=[4, 4],
+        generators=second.generators[:2],
+    )
     solver.step(part, Categorical(CLASSES))
-    assert torch.equal(weights.theta[1], theta[1]) and torch.equal(solver._parts[0].velocity[1], velocity[1])
-    assert not torch.equal(weights.theta[0], theta[0]) and not torch.equal(weights.theta[2], theta[2])
+    assert torch.equal(weights.theta[1], theta[1]) and torch.equal(
+        solver._parts[0].velocity[1], velocity[1]
+    )
+    assert not torch.equal(weights.theta[0], theta[0]) and not torch.equal(
+        weights.theta[2], theta[2]
+    )
 
 
 def test_plain_training_is_torch_sgd():
@@ -175,7 +223,9 @@ def test_plain_training_is_torch_sgd():
     ours = result(network, who)
     module_ = mlp()
     module_.head.requires_grad_(False)
-    optimiser = torch.optim.SGD([p for p in module_.parameters() if p.requires_grad], lr=PLAN.lr, momentum=PLAN.momentum)
+    optimiser = torch.optim.SGD(
+        [p for p in module_.parameters() if p.requires_grad], lr=PLAN.lr, momentum=PLAN.momentum
+    )
     losses = []
     for batch in batches(who, PLAN, RNG):
         loss = torch.nn.functional.cross_entropy(module_(batch.x[0].double()), batch.y[0])
@@ -184,7 +234,9 @@ def test_plain_training_is_torch_sgd():
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    torch.testing.assert_close(ours["theta"][0], Network(module_, head="head").constants()["theta"], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        ours["theta"][0], Network(module_, head="head").constants()["theta"], rtol=1e-12, atol=1e-12
+    )
     assert ours["loss"].item() == pytest.approx(np.mean(losses), rel=1e-12)
     assert ours["examples"].item() == 11
 
@@ -193,19 +245,40 @@ def test_the_head_is_trained_only_when_asked():
     network, who = Network(mlp()), clients()
     still = result(network, who)["head"]
     assert torch.equal(still, network.head.expand_as(still))
-    weights, _ = train(network, Categorical(CLASSES), initial(network, len(who)), who, replace(PLAN, train_head=True), RNG)
+    weights, _ = train(
+        network,
+        Categorical(CLASSES),
+        initial(network, len(who)),
+        who,
+        replace(PLAN, train_head=True),
+        RNG,
+    )
     assert (weights.head != network.head).any(1).all()
 
 
 def test_reports_are_means_over_the_last_epoch():
     """With a step of size zero they are the loss and the accuracy of the starting point."""
     network, who = Network(mlp()), clients()
-    weights, reports = train(network, Categorical(CLASSES), initial(network, len(who)), who, replace(PLAN, lr=1e-300), RNG)
+    weights, reports = train(
+        network,
+        Categorical(CLASSES),
+        initial(network, len(who)),
+        who,
+        replace(PLAN, lr=1e-300),
+        RNG,
+    )
     for k in range(len(who)):
         x, y = who.train.examples(k)
-        outputs = network.outputs(Weights(weights.theta[k : k + 1], weights.head[k : k + 1], weights.buffers[k : k + 1]), x[None])
-        assert reports["loss"][k].item() == pytest.approx(Categorical(CLASSES).loss(outputs, y[None]).mean().item(), rel=1e-9)
-        assert reports["score"][k].item() == pytest.approx((outputs[0].argmax(1) == y).double().mean().item())
+        outputs = network.outputs(
+            Weights(weights.theta[k : k + 1], weights.head[k : k + 1], weights.buffers[k : k + 1]),
+            x[None],
+        )
+        assert reports["loss"][k].item() == pytest.approx(
+            Categorical(CLASSES).loss(outputs, y[None]).mean().item(), rel=1e-9
+        )
+        assert reports["score"][k].item() == pytest.approx(
+            (outputs[0].argmax(1) == y).double().mean().item()
+        )
 
 
 class Writes(torch.nn.Module):
@@ -237,7 +310,9 @@ def test_a_module_may_write_into_its_input(standardise):
 
 
 def images(clients_, batch, height=6, width=5, seed=0):
-    return torch.randint(1, 256, (clients_, batch, 3, height, width), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        1, 256, (clients_, batch, 3, height, width), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def generators(*seeds):

@@ -45,7 +45,9 @@ RNG = Randomness(1, 1)
 PERSONAL = replace(PLAN, train_head=True)
 every_algorithm = pytest.mark.parametrize("name", CASES)
 WORKERS = ["fedem-full", "ensemble-preset", "local-body"]
-every_network = pytest.mark.parametrize("network", ["mlp", "general"])  # one that knows the client axis, one that does not
+every_network = pytest.mark.parametrize(
+    "network", ["mlp", "general"]
+)  # one that knows the client axis, one that does not
 
 
 def test_the_cases_hold_every_algorithm_and_every_update():
@@ -55,7 +57,9 @@ def test_the_cases_hold_every_algorithm_and_every_update():
         assert not issubclass(cls, Hierarchical) or {a.begin for a in mine} == {"global", "last"}
 
 
-def trained(algorithm: Any, prob: Any, who: Any, executor: Any, store: ClientStore, rounds: int = 2) -> tuple[Any, Traffic]:
+def trained(
+    algorithm: Any, prob: Any, who: Any, executor: Any, store: ClientStore, rounds: int = 2
+) -> tuple[Any, Traffic]:
     """The server's state after some rounds with all clients and then with half of them."""
     server, traffic = algorithm.start(prob, Randomness(1)), Traffic()
     for number in range(1, rounds + 1):
@@ -73,18 +77,32 @@ def snapshot(*values: Any) -> list[dict[str, torch.Tensor]]:
 
 def pools(who: Any) -> dict[str, torch.Tensor]:
     shares = {"train": who.train, "test": who.test}
-    found = {f"{s}.{k}": getattr(share, k) for s, share in shares.items() for k in ("x", "y", "rows", "offsets")}
+    found = {
+        f"{s}.{k}": getattr(share, k)
+        for s, share in shares.items()
+        for k in ("x", "y", "rows", "offsets")
+    }
     return found | {"ids": who.ids, "mean": who.scaling.mean, "std": who.scaling.std}
 
 
 def vectors(prob: Any) -> dict[str, torch.Tensor]:
     network = prob.network
-    return {"theta": network.theta, "head": network.head, "buffers": network.buffers, **dict(network.module.state_dict())}
+    return {
+        "theta": network.theta,
+        "head": network.head,
+        "buffers": network.buffers,
+        **dict(network.module.state_dict()),
+    }
 
 
-def rows(arrays: dict[str, torch.Tensor], positions: Any, keys: Any = None) -> dict[str, torch.Tensor]:
+def rows(
+    arrays: dict[str, torch.Tensor], positions: Any, keys: Any = None
+) -> dict[str, torch.Tensor]:
     """The arrays of the clients at these positions; with `keys`, only those have a client axis."""
-    return {key: value[list(positions)] if keys is None or key in keys else value for key, value in arrays.items()}
+    return {
+        key: value[list(positions)] if keys is None or key in keys else value
+        for key, value in arrays.items()
+    }
 
 
 # ---- one client at a time, or many at once
@@ -97,15 +115,21 @@ def test_any_number_of_clients_at_once_gives_the_same(name, network):
     results = {}
     for chunk in (1, 4, len(who)):
         store = ClientStore()
-        server, traffic = trained(algorithm, prob, who, InProcess(prob, algorithm, who, store, chunk), store)
+        server, traffic = trained(
+            algorithm, prob, who, InProcess(prob, algorithm, who, store, chunk), store
+        )
         results[chunk] = (server, store.memories, traffic)
     server, memories, traffic = results[1]
     for chunk in (4, len(who)):
         assert_close(results[chunk][0], server, what=f"{chunk} at once")
         assert results[chunk][1].keys() == memories.keys() and results[chunk][2] == traffic
         for client in memories:
-            assert_close(results[chunk][1][client], memories[client], what=f"memory of client {client}")
-    assert not torch.equal(next(iter(server.values())), next(iter(algorithm.start(prob, Randomness(1)).values())))
+            assert_close(
+                results[chunk][1][client], memories[client], what=f"memory of client {client}"
+            )
+    assert not torch.equal(
+        next(iter(server.values())), next(iter(algorithm.start(prob, Randomness(1)).values()))
+    )
 
 
 @every_network
@@ -125,13 +149,23 @@ def test_clients_in_any_order_find_and_become_the_same(name, network):
     for c, k in enumerate(order):
         one = who.select([k])
         if not algorithm.pools:
-            mine_alone = (algorithm.broadcast(server, one.ids.tolist()), one, store.load(algorithm, prob, one))
-            alone, alone_remembered = algorithm.local_update(prob, *mine_alone, plan(algorithm), RNG)
+            mine_alone = (
+                algorithm.broadcast(server, one.ids.tolist()),
+                one,
+                store.load(algorithm, prob, one),
+            )
+            alone, alone_remembered = algorithm.local_update(
+                prob, *mine_alone, plan(algorithm), RNG
+            )
             assert_close(rows(found, [c]), alone, what=f"client {k}")
             assert_close(rows(remembered, [c]), alone_remembered, what=f"memory of client {k}")
-        mine = algorithm.personalise(prob, server, one, store.load(algorithm, prob, one), PERSONAL, RNG)
+        mine = algorithm.personalise(
+            prob, server, one, store.load(algorithm, prob, one), PERSONAL, RNG
+        )
         assert_close(personal.client(c).arrays(), mine.arrays(), what=f"personalised client {k}")
-        torch.testing.assert_close(predictions[c], mine.predict(x[c : c + 1])[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            predictions[c], mine.predict(x[c : c + 1])[0], rtol=1e-10, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("name", [name for name, a in CASES.items() if not a.pools])
@@ -144,11 +178,15 @@ def test_sums_are_additive_in_any_order(name):
     whole = algorithm.summarise(prob, received, found, RNG)
     assert all(value.dtype == torch.float64 for value in whole.values())
     new = algorithm.aggregate(prob, server, whole, RNG)
-    for size, order in itertools.product((1, 2, len(who)), ([0, 1, 2, 3, 4, 5], [3, 1, 5, 0, 4, 2])):
+    for size, order in itertools.product(
+        (1, 2, len(who)), ([0, 1, 2, 3, 4, 5], [3, 1, 5, 0, 4, 2])
+    ):
         total = None
         for begin in range(0, len(who), size):
             some = order[begin : begin + size]
-            part = algorithm.summarise(prob, rows(received, some, algorithm.each), rows(found, some), RNG)
+            part = algorithm.summarise(
+                prob, rows(received, some, algorithm.each), rows(found, some), RNG
+            )
             total = add(total, part)
         assert_close(total, whole, 1e-12, f"{size} at a time")
         assert_close(algorithm.aggregate(prob, server, total, RNG), new, 1e-12)
@@ -175,8 +213,12 @@ def test_no_step_changes_what_it_was_given(name, network):
     after = snapshot(new)[0]
     algorithm.report(prob, new, summary)
     algorithm.predict(prob, new, who.test.x, RNG)
-    algorithm.personalise(prob, new, who, remembered, PERSONAL, RNG).predict(who.test.x[:4].expand(len(who), 4, FEATURES))
-    algorithm.local_update(prob, algorithm.broadcast(new, who.ids.tolist()), who, remembered, plan(algorithm), RNG)
+    algorithm.personalise(prob, new, who, remembered, PERSONAL, RNG).predict(
+        who.test.x[:4].expand(len(who), 4, FEATURES)
+    )
+    algorithm.local_update(
+        prob, algorithm.broadcast(new, who.ids.tolist()), who, remembered, plan(algorithm), RNG
+    )
     for what, now, then in (
         ("server", server, before[0]),
         ("memory", memory, before[1]),
@@ -198,11 +240,15 @@ def test_no_step_changes_what_it_was_given(name, network):
 def test_predictions_are_probabilities(name, network):
     algorithm, who, prob = CASES[name], clients(), problem(NETWORKS[network]())
     store = ClientStore()
-    server, _ = trained(algorithm, prob, who, InProcess(prob, algorithm, who, store), store, rounds=1)
+    server, _ = trained(
+        algorithm, prob, who, InProcess(prob, algorithm, who, store), store, rounds=1
+    )
     p = algorithm.predict(prob, server, who.test.x, RNG)
     assert torch.equal(algorithm.predict(prob, server, who.test.x, RNG), p)
     memory = store.load(algorithm, prob, who)
-    mine = algorithm.personalise(prob, server, who, memory, PERSONAL, RNG).predict(who.test.x[:5].expand(len(who), 5, FEATURES))
+    mine = algorithm.personalise(prob, server, who, memory, PERSONAL, RNG).predict(
+        who.test.x[:5].expand(len(who), 5, FEATURES)
+    )
     assert p.shape == (len(who.test.x), CLASSES) and mine.shape == (len(who), 5, CLASSES)
     for each in (p, mine):
         assert (each >= 0).all()
@@ -236,11 +282,20 @@ class Stop:
 def fit(algorithm: Any, out: Any, stop: int = 0, **options: Any) -> Any:
     chosen = {"rounds": ROUNDS, "fraction": 0.5, "batch_size": 4, "seed": 3, "checkpoint_every": 2}
     chosen |= {"personal_epochs": 1, "progress": False}
-    return fedhb.fit(mlp(torch.float32), clients(), algorithm, out=out, callbacks=[Stop(stop)], **(chosen | options))
+    return fedhb.fit(
+        mlp(torch.float32),
+        clients(),
+        algorithm,
+        out=out,
+        callbacks=[Stop(stop)],
+        **(chosen | options),
+    )
 
 
 def records(run: Any) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in run.records]
+    return [
+        {key: value for key, value in record.items() if key != "seconds"} for record in run.records
+    ]
 
 
 def results(run: Any) -> dict[str, Any]:
@@ -248,15 +303,24 @@ def results(run: Any) -> dict[str, Any]:
 
 
 def memories(run: Any) -> dict[str, torch.Tensor]:
-    return {f"{i}.{key}": value for i, memory in run.state.store.memories.items() for key, value in memory.items()}
+    return {
+        f"{i}.{key}": value
+        for i, memory in run.state.store.memories.items()
+        for key, value in memory.items()
+    }
 
 
 def assert_same_run(one: Any, other: Any) -> None:
     assert same_bits(one.state.server, other.state.server)
-    assert dict(sorted(memories(one).items())).keys() == dict(sorted(memories(other).items())).keys()
+    assert (
+        dict(sorted(memories(one).items())).keys() == dict(sorted(memories(other).items())).keys()
+    )
     assert same_bits(memories(one), memories(other))
     assert records(one) == records(other) and results(one) == results(other)
-    assert one.state.traffic == other.state.traffic and one.state.client_rounds == other.state.client_rounds
+    assert (
+        one.state.traffic == other.state.traffic
+        and one.state.client_rounds == other.state.client_rounds
+    )
 
 
 @every_algorithm
@@ -294,8 +358,12 @@ def test_a_finished_run_is_not_run_again(tmp_path):
 def test_resuming_nothing_is_starting(tmp_path):
     (tmp_path / "empty").mkdir()
     whole = fit(fedhb.NIW(), None)
-    assert same_bits(fit(fedhb.NIW(), tmp_path / "absent", resume=True).state.server, whole.state.server)
-    assert same_bits(fit(fedhb.NIW(), tmp_path / "empty", resume=True).state.server, whole.state.server)
+    assert same_bits(
+        fit(fedhb.NIW(), tmp_path / "absent", resume=True).state.server, whole.state.server
+    )
+    assert same_bits(
+        fit(fedhb.NIW(), tmp_path / "empty", resume=True).state.server, whole.state.server
+    )
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path):
@@ -303,14 +371,18 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path):
     folder.mkdir()
     (folder / "settings.toml").write_text("")
     (folder / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
-    assert records(fit(fedhb.NIW(), folder, resume=True)) == records(fit(fedhb.NIW(), tmp_path / "whole"))
+    assert records(fit(fedhb.NIW(), folder, resume=True)) == records(
+        fit(fedhb.NIW(), tmp_path / "whole")
+    )
 
 
 # ---- memory
 
 
 # the ensemble's groups follow from the ids: known before a client takes part, and never stored
-REMEMBERING = [name for name, a in CASES.items() if a.remember(problem(), clients()) and a.name != "ensemble"]
+REMEMBERING = [
+    name for name, a in CASES.items() if a.remember(problem(), clients()) and a.name != "ensemble"
+]
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
@@ -318,7 +390,11 @@ def test_only_clients_that_took_part_remember(name):
     run = fit(CASES[name], None, rounds=2, fraction=0.34)  # two of six clients in each round
     seen = {k for number in (1, 2) for k in cohort(6, 0.34, Randomness(3, number))}
     assert run.state.store.memories.keys() == seen and 2 <= len(seen) <= 4
-    assert all(memory["seen"].item() == 1.0 for memory in run.state.store.memories.values() if "seen" in memory)
+    assert all(
+        memory["seen"].item() == 1.0
+        for memory in run.state.store.memories.values()
+        if "seen" in memory
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REMEMBERING])
@@ -334,11 +410,15 @@ def test_a_client_begins_where_it_ended(name):
     received = algorithm.broadcast(server, who.ids.tolist())
     store = ClientStore()
     some = who.select([1, 3])
-    found, memory = algorithm.local_update(prob, received, some, store.load(algorithm, prob, some), plan(algorithm), RNG)
+    found, memory = algorithm.local_update(
+        prob, received, some, store.load(algorithm, prob, some), plan(algorithm), RNG
+    )
     store.put(some.ids.tolist(), memory)
     assert store.memories == {}  # a round counts when it is done
     store.commit()
-    still, _ = algorithm.local_update(prob, received, who, store.load(algorithm, prob, who), plan(algorithm, lr=1e-300), RNG)
+    still, _ = algorithm.local_update(
+        prob, received, who, store.load(algorithm, prob, who), plan(algorithm, lr=1e-300), RNG
+    )
     torch.testing.assert_close(still["m"][[1, 3]], found["m"])
     torch.testing.assert_close(still["m"][[0, 2]], algorithm.centre(received).expand(2, -1))
     assert not torch.allclose(still["m"][1], still["m"][0])
@@ -352,7 +432,9 @@ def test_the_summary_does_not_grow_with_the_cohort():
             super().__init__()
             self.size = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             out = func(*args, **(kwargs or {}))
             for value in out if isinstance(out, (tuple, list)) else [out]:
                 if isinstance(value, torch.Tensor):
@@ -361,7 +443,9 @@ def test_the_summary_does_not_grow_with_the_cohort():
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        wide = torch.nn.Sequential(torch.nn.Linear(FEATURES, 100), torch.nn.Tanh(), torch.nn.Linear(100, CLASSES)).double()
+        wide = torch.nn.Sequential(
+            torch.nn.Linear(FEATURES, 100), torch.nn.Tanh(), torch.nn.Linear(100, CLASSES)
+        ).double()
     for name, algorithm in CASES.items():
         if algorithm.pools:
             continue
@@ -372,11 +456,19 @@ def test_the_summary_does_not_grow_with_the_cohort():
             server = algorithm.start(prob, Randomness(1))
             with Largest() as mode:
                 once = plan(algorithm, epochs=1)
-                summary, _ = InProcess(prob, algorithm, who, store, chunk=1).run(server, range(count), once, RNG)
+                summary, _ = InProcess(prob, algorithm, who, store, chunk=1).run(
+                    server, range(count), once, RNG
+                )
                 algorithm.aggregate(prob, server, summary, RNG)
-            largest[count], summed[count] = mode.size, sum(value.numel() for value in summary.values())
+            largest[count], summed[count] = (
+                mode.size,
+                sum(value.numel() for value in summary.values()),
+            )
         assert largest[4] == largest[12] and summed[4] == summed[12], name
-        if name in ("niw-body", "fedavg-body"):  # NIW: sums of differences and of squares; FedAvg: of differences
+        if name in (
+            "niw-body",
+            "fedavg-body",
+        ):  # NIW: sums of differences and of squares; FedAvg: of differences
             assert summed[4] // prob.network.num_params == (2 if name == "niw-body" else 1)
 
 
@@ -392,7 +484,10 @@ def test_bytes_are_those_of_the_vectors_sent(dtype):
     who, prob = clients(), problem(mlp(dtype))
     d, h = sizes(prob.network)
     expected = {
-        "niw-body": (d + 4, d + 13),  # two variances a tensor; of curvature, time and the way of few steps 3 + 5 L numbers
+        "niw-body": (
+            d + 4,
+            d + 13,
+        ),  # two variances a tensor; of curvature, time and the way of few steps 3 + 5 L numbers
         "niw-full": (d + h + 8, d + h + 23),
         "niw-last": (d + h + 8, d + h + 23),
         "niw-printed-body": (2 * d, d),
@@ -416,14 +511,19 @@ def test_bytes_are_those_of_the_vectors_sent(dtype):
             server = CASES[name].start(prob, Randomness(1))
             executor = InProcess(prob, CASES[name], who, ClientStore())
             _, traffic = executor.run(server, range(count), plan(CASES[name]), RNG)
-            assert (traffic.down, traffic.up) == (count * down * dtype.itemsize, count * up * dtype.itemsize), name
+            assert (traffic.down, traffic.up) == (
+                count * down * dtype.itemsize,
+                count * up * dtype.itemsize,
+            ), name
 
 
 def test_one_prototype_needs_no_gate():
     who, prob = clients(), problem()
     algorithm = fedhb.Mixture(num_prototypes=1, update="body")
     server = algorithm.start(prob, Randomness(1))
-    _, traffic = InProcess(prob, algorithm, who, ClientStore()).run(server, [0], plan(algorithm), RNG)
+    _, traffic = InProcess(prob, algorithm, who, ClientStore()).run(
+        server, [0], plan(algorithm), RNG
+    )
     assert traffic == Traffic(8 * prob.network.num_params, 8 * prob.network.num_params)
 
 
@@ -435,7 +535,9 @@ def test_the_result_says_what_a_client_sends_in_a_round():
         "up_bytes": 3 * 3 * d * 4,
         "per_client_round": {"down_bytes": 2 * d * 4, "up_bytes": d * 4},
     }
-    assert [(r["down_bytes"], r["up_bytes"]) for r in run.records] == [(3 * 2 * d * 4, 3 * d * 4)] * 3
+    assert [(r["down_bytes"], r["up_bytes"]) for r in run.records] == [
+        (3 * 2 * d * 4, 3 * d * 4)
+    ] * 3
 
 
 # ---- worker processes
@@ -448,14 +550,27 @@ def processes() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "name", ["niw-full", "niw-last", "mixture-three", "fedavg-full", "fedprox-body", "fedbabu-body", *WORKERS]
+    "name",
+    [
+        "niw-full",
+        "niw-last",
+        "mixture-three",
+        "fedavg-full",
+        "fedprox-body",
+        "fedbabu-body",
+        *WORKERS,
+    ],
 )
 def test_two_workers_are_one(name, processes):
     algorithm, who, prob = CASES[name], clients(), problem()
     results_ = []
     for count in (1, 2):
         store = ClientStore()
-        executor = InProcess(prob, algorithm, who, store) if count == 1 else Workers(prob, algorithm, who, store, count)
+        executor = (
+            InProcess(prob, algorithm, who, store)
+            if count == 1
+            else Workers(prob, algorithm, who, store, count)
+        )
         try:
             server, traffic = trained(algorithm, prob, who, executor, store, rounds=3)
         finally:
@@ -473,11 +588,15 @@ def test_a_run_with_workers(tmp_path, processes):
     # float32 weights: the order of the float64 sums may show in their last bit
     assert_close(two.state.server, one.state.server, 1e-6)
     assert two.result["communication"] == one.result["communication"]
-    np.testing.assert_allclose(two.predict(np.ones((3, FEATURES))), one.predict(np.ones((3, FEATURES))), rtol=1e-5)
+    np.testing.assert_allclose(
+        two.predict(np.ones((3, FEATURES))), one.predict(np.ones((3, FEATURES))), rtol=1e-5
+    )
 
 
 def test_more_workers_than_clients(processes):
-    one, three = (fit(fedhb.FedAvg(), None, rounds=1, fraction=0.2, workers=workers) for workers in (1, 3))
+    one, three = (
+        fit(fedhb.FedAvg(), None, rounds=1, fraction=0.2, workers=workers) for workers in (1, 3)
+    )
     assert_close(three.state.server, one.state.server, 1e-6)
 
 
@@ -516,14 +635,18 @@ def test_a_worker_that_dies_is_replaced_by_the_others(processes, caplog):
             for round_number in range(3):
                 if victim and round_number == 1:
                     os.kill(executor._workers[0].process.pid, signal.SIGKILL)
-                summary, _ = executor.run(server, range(len(who)), plan(algorithm), Randomness(5, round_number + 1))
+                summary, _ = executor.run(
+                    server, range(len(who)), plan(algorithm), Randomness(5, round_number + 1)
+                )
                 server = algorithm.aggregate(prob, server, summary, RNG)
                 store.commit()
         finally:
             executor.close()
         results_.append((server, store.memories))
     (one, memory), (two, memory_two) = results_
-    assert same_bits(one, two) and all(same_bits(memory[client], memory_two[client]) for client in memory)
+    assert same_bits(one, two) and all(
+        same_bits(memory[client], memory_two[client]) for client in memory
+    )
     assert "a worker process died (exit code -9" in caplog.text
 
 
@@ -560,7 +683,9 @@ def test_who_trains_a_chunk_does_not_matter(name, processes):
     (one, memory), two, several, handed_over, alone, kept = results_
     assert (several, alone) == (2, 1)
     for other, memories_ in (two, handed_over, kept):
-        assert same_bits(one, other) and all(same_bits(memory[client], memories_[client]) for client in memory)
+        assert same_bits(one, other) and all(
+            same_bits(memory[client], memories_[client]) for client in memory
+        )
 
 
 @pytest.mark.parametrize(
@@ -595,7 +720,9 @@ def test_small_work_stays_in_one_process():
 class Broken(fedhb.FedAvg):
     """An algorithm with a mistake."""
 
-    def local_update(self, problem: Any, received: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
+    def local_update(
+        self, problem: Any, received: Any, clients: Any, memory: Any, plan: Any, rng: Any
+    ) -> Any:
         raise ValueError("client 5's data are malformed")
 
 
@@ -622,4 +749,11 @@ def test_a_device_works_in_one_process(monkeypatch):
     prob = problem()
     monkeypatch.setattr(type(prob.network), "device", torch.device("meta"))
     with pytest.raises(fedhb.InputError, match="workers=2 with device=meta"):
-        Automatic(prob, CASES["fedavg-full"], clients(), ClientStore(), training=Training(1, 1.0, PLAN, "constant", 0), workers=2)
+        Automatic(
+            prob,
+            CASES["fedavg-full"],
+            clients(),
+            ClientStore(),
+            training=Training(1, 1.0, PLAN, "constant", 0),
+            workers=2,
+        )

@@ -26,7 +26,20 @@ from fedhb.seeding import Randomness
 
 CLIENTS, BATCH, FEATURES, HIDDEN, CLASSES = 3, 5, 40, 400, 4
 D = HIDDEN * (FEATURES + 1)
-VIEWS = {"view", "slice", "select", "expand", "detach", "alias", "transpose", "t", "unsqueeze", "squeeze", "unbind", "as_strided"}
+VIEWS = {
+    "view",
+    "slice",
+    "select",
+    "expand",
+    "detach",
+    "alias",
+    "transpose",
+    "t",
+    "unsqueeze",
+    "squeeze",
+    "unbind",
+    "as_strided",
+}
 VIEWS |= {"_unsafe_view", "permute", "split", "split_with_sizes", "lift_fresh", "diagonal"}
 
 
@@ -57,33 +70,62 @@ class Count(TorchDispatchMode):
         return out
 
 
-def a_step(name: str, momentum: float, **options: Any) -> tuple[Counter[str], float, float, Counter[Any]]:
+def a_step(
+    name: str, momentum: float, **options: Any
+) -> tuple[Counter[str], float, float, Counter[Any]]:
     """What one more step costs: operations by name, and passes over the clients' weights, written and newly allocated."""
     counts = []
     for steps in (2, 4):
         rng = np.random.default_rng(0)
         pairs = [
-            (rng.integers(0, 256, (BATCH * steps, FEATURES), dtype=np.uint8), rng.integers(0, CLASSES, BATCH * steps))
+            (
+                rng.integers(0, 256, (BATCH * steps, FEATURES), dtype=np.uint8),
+                rng.integers(0, CLASSES, BATCH * steps),
+            )
         ] * CLIENTS
         clients = Clients.from_arrays(pairs, num_classes=CLASSES, standardise=True)
         with seeded():
-            module = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+            module = nn.Sequential(
+                nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
+            )
         network = Network(module, scaling=clients.scaling)
-        problem = Problem(network, Categorical(CLASSES), Federation(CLIENTS, clients.num_examples, CLASSES))
+        problem = Problem(
+            network, Categorical(CLASSES), Federation(CLIENTS, clients.num_examples, CLASSES)
+        )
         algorithm = build(name, options)
-        received = algorithm.broadcast(algorithm.start(problem, Randomness(0)), clients.ids.tolist())
+        received = algorithm.broadcast(
+            algorithm.start(problem, Randomness(0)), clients.ids.tolist()
+        )
         plan = Plan(1, BATCH, 0.1, momentum, algorithm.update == "full")
         with Count() as count:
-            algorithm.local_update(problem, received, clients, algorithm.remember(problem, clients), plan, Randomness(0, 1))
+            algorithm.local_update(
+                problem,
+                received,
+                clients,
+                algorithm.remember(problem, clients),
+                plan,
+                Randomness(0, 1),
+            )
         counts.append(count)
     one, other = counts
 
     def per_step(less: int, more: int) -> float:
         return (more - less) / 2 / (CLIENTS * D)
 
-    calls = Counter({key: (other.calls[key] - one.calls[key]) // 2 for key in other.calls if other.calls[key] != one.calls[key]})
+    calls = Counter(
+        {
+            key: (other.calls[key] - one.calls[key]) // 2
+            for key in other.calls
+            if other.calls[key] != one.calls[key]
+        }
+    )
     kinds = Counter({key: (other.kinds[key] - one.kinds[key]) // 2 for key in other.kinds})
-    return calls, per_step(one.written, other.written), per_step(one.allocated, other.allocated), kinds
+    return (
+        calls,
+        per_step(one.written, other.written),
+        per_step(one.allocated, other.allocated),
+        kinds,
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,10 +145,14 @@ def test_passes_over_the_weights(name, momentum, passes):
     _, written, allocated, _ = a_step(name, momentum, **options)
     assert written == pytest.approx(passes, abs=0.1)
     # a block of what pulls the weights, and of the mean of the prototypes, is new memory that stays in the cache
-    assert allocated == pytest.approx({("niw", 0.9): 1, ("mixture", 0.9): 1}.get((name, momentum), 0), abs=0.1)
+    assert allocated == pytest.approx(
+        {("niw", 0.9): 1, ("mixture", 0.9): 1}.get((name, momentum), 0), abs=0.1
+    )
 
 
-@pytest.mark.parametrize(("name", "most"), [("fedavg", 21), ("fedbabu", 18), ("niw", 28), ("mixture", 40)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("fedavg", 21), ("fedbabu", 18), ("niw", 28), ("mixture", 40)]
+)
 def test_operations_of_a_step(name, most):
     calls, *_ = a_step(name, 0.0)
     assert calls.total() <= most, calls
@@ -130,7 +176,9 @@ def test_a_cohort_costs_what_it_holds():
     class Largest(TorchDispatchMode):
         size = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             out = func(*args, **(kwargs or {}))
             self.size = max(self.size, out.numel()) if isinstance(out, torch.Tensor) else self.size
             return out

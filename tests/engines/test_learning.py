@@ -30,7 +30,9 @@ FEW = Settings(
     personal_lr=0.01,
     options={"model": {"hidden": 32}},
 )
-CASES = {name: (name, 0.0) for name in ALGORITHMS if name != "local"} | {"fedbe, distilled": ("fedbe", 0.1)}
+CASES = {name: (name, 0.0) for name in ALGORITHMS if name != "local"} | {
+    "fedbe, distilled": ("fedbe", 0.1)
+}
 
 
 @cache
@@ -40,10 +42,16 @@ def digits() -> Any:
 
 def accuracies(name: str, server_share: float = 0.0, **options: Any) -> dict[str, float]:
     """The accuracies of a run: global and personalised, of clients that trained and of novel ones."""
-    settings = dataclasses.replace(FEW, algorithm=name, server_share=server_share, options={**FEW.options, name: options})
+    settings = dataclasses.replace(
+        FEW, algorithm=name, server_share=server_share, options={**FEW.options, name: options}
+    )
     result = train(settings, None, dataset=digits(), progress=False).result
     parts = {"trained": result, "novel": result["holdout"]}
-    return {f"{who} {task}": part[task]["accuracy"] for who, part in parts.items() for task in ("global", "personalised")}
+    return {
+        f"{who} {task}": part[task]["accuracy"]
+        for who, part in parts.items()
+        for task in ("global", "personalised")
+    }
 
 
 @cache
@@ -78,8 +86,12 @@ def test_clients_alone_learn() -> None:
 
 
 @pytest.mark.parametrize("name", ["niw", "pfedbayes", "fedpop"])
-def test_the_check_notices_a_server_that_does_not_learn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ALGORITHMS[name], "aggregate", lambda self, problem, server, summary, rng: server)
+def test_the_check_notices_a_server_that_does_not_learn(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ALGORITHMS[name], "aggregate", lambda self, problem, server, summary, rng: server
+    )
     with pytest.raises(AssertionError):
         check(accuracies(name))
 
@@ -97,17 +109,32 @@ def hospitals(seed: int) -> Clients:
 
 
 @pytest.mark.parametrize("batch_size", [20, 50])
-@pytest.mark.parametrize("name", ["niw", "mixture", "fedavg", "fedbabu", "pfedbayes", "fedpa", "fedem", "fedpop", "centralised"])
+@pytest.mark.parametrize(
+    "name",
+    ["niw", "mixture", "fedavg", "fedbabu", "pfedbayes", "fedpa", "fedem", "fedpop", "centralised"],
+)
 def test_regression_learns_with_the_settings_of_classification(name, batch_size):
     """The loss of a mean and a noise is as steep as the noise is small, and training once leapt out of sight without a word."""
     for seed in (0, 1):
         who, net = hospitals(seed), nets.mlp((5,), 2)
-        options: Any = {"rounds": 40, "fraction": 0.5, "batch_size": batch_size, "progress": False, "workers": 1}
+        options: Any = {
+            "rounds": 40,
+            "fraction": 0.5,
+            "batch_size": batch_size,
+            "progress": False,
+            "workers": 1,
+        }
         result = fit(net, who, build(name), **options).result
         deviation, metrics = float(who.train.y.std()), result["personalised"]
-        least = 0.9 if name == "fedbabu" else 0.6  # a body under a fixed random head of two outputs has little to say
+        least = (
+            0.9 if name == "fedbabu" else 0.6
+        )  # a body under a fixed random head of two outputs has little to say
         assert result["global"]["rmse"] < 1.1 * deviation and metrics["rmse"] < least * deviation
         assert metrics["coverage"] > 0.65
         if name == "niw":  # whose prior holds clients with few examples
-            pairs = zip(result["per_client"]["personalised_rmse"], result["per_client"]["global_rmse"], strict=True)
+            pairs = zip(
+                result["per_client"]["personalised_rmse"],
+                result["per_client"]["global_rmse"],
+                strict=True,
+            )
             assert all(own < 1.15 * shared for own, shared in pairs)

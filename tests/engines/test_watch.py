@@ -10,7 +10,9 @@ from fedhb.training import training_metrics
 
 
 @pytest.mark.parametrize("kept", [0, 40, 2**20])
-def test_means_of_batches_that_differ_in_clients_and_padding(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+def test_means_of_batches_that_differ_in_clients_and_padding(
+    monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
     monkeypatch.setattr(training_metrics, "KEPT", kept)
     likelihood, generator = Categorical(3), torch.Generator().manual_seed(0)
     seen: dict[int, list[tuple[float, float]]] = {0: [], 1: [], 2: []}
@@ -31,7 +33,9 @@ def test_means_of_batches_that_differ_in_clients_and_padding(monkeypatch: pytest
         for row, client in enumerate(who):
             for column in range(2 if valid is None else int(valid[row].sum())):
                 loss = -outputs[row, column].log_softmax(0)[y[row, column]]
-                seen[client].append((float(loss), float(outputs[row, column].argmax() == y[row, column])))
+                seen[client].append(
+                    (float(loss), float(outputs[row, column].argmax() == y[row, column]))
+                )
     found = log.report()
     for client, pairs in seen.items():
         losses, scores = zip(*pairs, strict=True)

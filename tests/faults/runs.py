@@ -36,23 +36,39 @@ def fit(out: Path | None, after: Callable[[int], Any] = lambda done: None, **opt
     """The run; it goes on where it was stopped."""
     chosen = {"rounds": 6, "fraction": 0.5, "batch_size": 4, "seed": 3, "checkpoint_every": 2}
     chosen |= {"evaluate_on": None, "progress": False}
-    chosen |= {"model": mlp(torch.float32), "clients": clients(), "algorithm": fedhb.NIW(begin="last"), "resume": True}
+    chosen |= {
+        "model": mlp(torch.float32),
+        "clients": clients(),
+        "algorithm": fedhb.NIW(begin="last"),
+        "resume": True,
+    }
     chosen |= {"callbacks": [After(after)]}
     return fedhb.fit(out=out, **(chosen | options))
 
 
 def memories(run: Any) -> dict[str, torch.Tensor]:
-    found = {f"{i}.{key}": value for i, memory in run.state.store.memories.items() for key, value in memory.items()}
+    found = {
+        f"{i}.{key}": value
+        for i, memory in run.state.store.memories.items()
+        for key, value in memory.items()
+    }
     return dict(sorted(found.items()))
 
 
 def assert_same(run: Any, whole: Any, out: Path) -> None:
     """To the last bit, each round once, and the folder holds nothing that is half written."""
-    assert same_bits(run.state.server, whole.state.server) and same_bits(memories(run), memories(whole))
-    assert run.state.traffic == whole.state.traffic and run.state.client_rounds == whole.state.client_rounds
+    assert same_bits(run.state.server, whole.state.server) and same_bits(
+        memories(run), memories(whole)
+    )
+    assert (
+        run.state.traffic == whole.state.traffic
+        and run.state.client_rounds == whole.state.client_rounds
+    )
     kept = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     ours = [{k: v for k, v in record.items() if k != "seconds"} for record in kept]
     assert ours == [{k: v for k, v in record.items() if k != "seconds"} for record in whole.records]
     loaded = fedhb.load(out, model=mlp(torch.float32))
-    assert same_bits(loaded.state.server, whole.state.server) and same_bits(memories(loaded), memories(whole))
+    assert same_bits(loaded.state.server, whole.state.server) and same_bits(
+        memories(loaded), memories(whole)
+    )
     assert not list((out / "checkpoint").rglob("*.tmp"))

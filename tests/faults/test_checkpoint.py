@@ -63,7 +63,9 @@ def newest(out: Path, kind: str) -> Path:
     names = {
         "manifest": "round-000005.json",
         "server": manifest["server"],
-        "memory": next(file for file in manifest["memory"].values() if file.endswith("-000005.safetensors")),
+        "memory": next(
+            file for file in manifest["memory"].values() if file.endswith("-000005.safetensors")
+        ),
     }
     return out / "checkpoint" / names[kind]
 
@@ -132,7 +134,11 @@ def test_no_single_flipped_bit_goes_unnoticed(tmp_path):
         path.write_bytes(content)
         before += state.done == 4
         if state.done != 4:
-            assert (state.done, state.traffic, state.client_rounds) == (5, right.traffic, right.client_rounds)
+            assert (state.done, state.traffic, state.client_rounds) == (
+                5,
+                right.traffic,
+                right.client_rounds,
+            )
             assert state.seconds == right.seconds and same_bits(state.server, right.server)
             assert state.store.files == right.store.files
     assert 3 * before > 0.9 * len(re.sub(rb"\s", b"", content))  # white space may change
@@ -142,9 +148,15 @@ def test_when_every_checkpoint_is_damaged_the_user_is_told(tmp_path):
     out = stopped(tmp_path / "run")
     for path in (out / "checkpoint").glob("round-*.safetensors"):
         flip(path)
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(InputError, match=r"no intact checkpoint in .*another --out"):
+    with (
+        pytest.warns(UserWarning, match="damaged"),
+        pytest.raises(InputError, match=r"no intact checkpoint in .*another --out"),
+    ):
         fit(out)
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(InputError, match="no intact checkpoint"):
+    with (
+        pytest.warns(UserWarning, match="damaged"),
+        pytest.raises(InputError, match="no intact checkpoint"),
+    ):
         fedhb.load(out, model=mlp(torch.float32))
 
 
@@ -152,7 +164,10 @@ def test_the_constants_belong_to_every_checkpoint(tmp_path):
     out = stopped(tmp_path / "run")
     (constants,) = (out / "checkpoint").glob("constants-*")
     flip(constants)
-    with pytest.warns(UserWarning, match="constants-.* does not match"), pytest.raises(InputError, match="no intact checkpoint"):
+    with (
+        pytest.warns(UserWarning, match="constants-.* does not match"),
+        pytest.raises(InputError, match="no intact checkpoint"),
+    ):
         fit(out)
 
 
@@ -168,26 +183,48 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_finished_again(whole
 
 def test_leftovers_of_a_torn_write_are_ignored(whole, tmp_path):
     out = stopped(tmp_path / "run")
-    for name in ("checkpoint/.round-000006.json.tmp", "checkpoint/memory/.000001-000006.safetensors.tmp", ".rounds.jsonl.tmp"):
+    for name in (
+        "checkpoint/.round-000006.json.tmp",
+        "checkpoint/memory/.000001-000006.safetensors.tmp",
+        ".rounds.jsonl.tmp",
+    ):
         (out / name).write_bytes(b"half a fi")
-    (out / "checkpoint/round-000006.safetensors").write_bytes(b"arrays whose manifest was never written")
+    (out / "checkpoint/round-000006.safetensors").write_bytes(
+        b"arrays whose manifest was never written"
+    )
     assert_same(fit(out), whole, out)
 
 
-@pytest.mark.parametrize("torn", ['{"round": 6, "lo', "{", '{"round": 6}\n{"round": 7, "loss": 1.', "\0\0\0", "\xff"])
+@pytest.mark.parametrize(
+    "torn", ['{"round": 6, "lo', "{", '{"round": 6}\n{"round": 7, "loss": 1.', "\0\0\0", "\xff"]
+)
 def test_a_line_cut_short_is_forgotten(torn, whole, tmp_path):
     out = stopped(tmp_path / "run")
     with (out / "rounds.jsonl").open("ab") as file:
         file.write(torn.encode("latin-1"))
-    assert [r["round"] for r in fedhb.load(out, model=mlp(torch.float32)).records][:5] == [1, 2, 3, 4, 5]
+    assert [r["round"] for r in fedhb.load(out, model=mlp(torch.float32)).records][:5] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     assert_same(fit(out), whole, out)
 
 
 def test_checkpoints_are_in_the_order_of_their_rounds(tmp_path):
     """By number: as text, round 1,000,000 comes before round 999,999, and the newest would be removed as the oldest."""
     for done in range(999_998, 1_000_002):
-        checkpoint.save(tmp_path, State({"theta": torch.full((2,), float(done))}, done=done), {"theta": torch.zeros(2)}, "f" * 64)
-    assert {path.name for path in tmp_path.glob("round-*.json")} == {"round-1000000.json", "round-1000001.json"}
+        checkpoint.save(
+            tmp_path,
+            State({"theta": torch.full((2,), float(done))}, done=done),
+            {"theta": torch.zeros(2)},
+            "f" * 64,
+        )
+    assert {path.name for path in tmp_path.glob("round-*.json")} == {
+        "round-1000000.json",
+        "round-1000001.json",
+    }
     state, _ = checkpoint.load(tmp_path)
     assert state.done == 1_000_001 and state.server["theta"][0] == 1_000_001
 
@@ -195,9 +232,15 @@ def test_checkpoints_are_in_the_order_of_their_rounds(tmp_path):
 def test_files_no_longer_needed_are_removed(tmp_path):
     out = tmp_path / "run"
     fit(out, checkpoint_every=1)
-    names = {p.relative_to(out / "checkpoint").as_posix() for p in (out / "checkpoint").rglob("*") if p.is_file()}
+    names = {
+        p.relative_to(out / "checkpoint").as_posix()
+        for p in (out / "checkpoint").rglob("*")
+        if p.is_file()
+    }
     kept = {"round-000005", "round-000006"}
-    assert {n for n in names if n.endswith(".json")} == {f"{n}.json" for n in kept} | {"result.json"}
+    assert {n for n in names if n.endswith(".json")} == {f"{n}.json" for n in kept} | {
+        "result.json"
+    }
     needed = set()
     for name in kept:
         needed |= json.loads((out / "checkpoint" / f"{name}.json").read_text())["sha256"].keys()
@@ -215,10 +258,16 @@ OTHERS = {
     "fraction": ({"fraction": 0.4}, r"fraction=0\.4, begun with 0\.5"),
     "seed": ({"seed": 4}, "seed=4, begun with 3"),
     "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg, begun with niw"),
-    "setting": ({"algorithm": fedhb.NIW(begin="last", kl_weight=0.5)}, r"niw\.kl_weight=0\.5, begun with 1\.0"),
+    "setting": (
+        {"algorithm": fedhb.NIW(begin="last", kl_weight=0.5)},
+        r"niw\.kl_weight=0\.5, begun with 1\.0",
+    ),
     "weights": ({"model": mlp(torch.float32, seed=1)}, None),
     "network": ({"model": Wrapped(mlp(torch.float32))}, None),
-    "clients": ({"clients": clients().select([0, 1, 2, 3, 5])}, "clients=5, begun with 6; training examples=.*, begun with .*"),
+    "clients": (
+        {"clients": clients().select([0, 1, 2, 3, 5])},
+        "clients=5, begun with 6; training examples=.*, begun with .*",
+    ),
     "scaling": ({"clients": clients(standardise=True)}, None),
     "augmentation": ({"clients": replace(clients(), augment="crop-flip")}, None),
     "head": ({"head": ""}, None),
@@ -232,7 +281,10 @@ def test_another_configuration_is_refused_and_what_differs_is_named(what, tmp_pa
     files = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     changed, differs = OTHERS[what]
     differs = differs or "settings, network or data differ"
-    with pytest.raises(InputError, match=rf"another configuration \({differs}\): resume with the settings .*another --out"):
+    with pytest.raises(
+        InputError,
+        match=rf"another configuration \({differs}\): resume with the settings .*another --out",
+    ):
         fit(out, **changed)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == files
 
@@ -255,7 +307,9 @@ def test_another_likelihood_or_frozen_layer_is_refused(tmp_path):
 def test_another_configuration_is_refused_where_nothing_tells_what_it_was(lost, tmp_path):
     out = stopped(tmp_path / "run", at=2)
     (out / lost).write_bytes(b"\x00")
-    with pytest.raises(InputError, match=r"another configuration \(settings, network or data differ\)"):
+    with pytest.raises(
+        InputError, match=r"another configuration \(settings, network or data differ\)"
+    ):
         fit(out, lr=0.07)
 
 
@@ -342,7 +396,9 @@ def test_content_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     order = []
     sync, rename = os.fsync, Path.replace
     monkeypatch.setattr(folder.os, "fsync", lambda handle: (order.append("sync"), sync(handle)))
-    monkeypatch.setattr(Path, "replace", lambda self, target: (order.append("rename"), rename(self, target)))
+    monkeypatch.setattr(
+        Path, "replace", lambda self, target: (order.append("rename"), rename(self, target))
+    )
     write_atomically(tmp_path / "file", b"content")
     assert order == ["sync", "rename", "sync"]
 
@@ -359,6 +415,8 @@ def test_arrays_of_every_kind_survive(tmp_path):
     digest = checkpoint.write_arrays(tmp_path / "arrays.safetensors", arrays)
     assert same_bits(checkpoint._read_checked(tmp_path / "arrays.safetensors", digest), arrays)
     shared = torch.arange(4.0)
-    digest = checkpoint.write_arrays(tmp_path / "shared.safetensors", {"a": shared, "b": shared[1:]})
+    digest = checkpoint.write_arrays(
+        tmp_path / "shared.safetensors", {"a": shared, "b": shared[1:]}
+    )
     found = checkpoint._read_checked(tmp_path / "shared.safetensors", digest)
     np.testing.assert_array_equal(found["b"], [1, 2, 3])

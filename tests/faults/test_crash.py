@@ -35,7 +35,10 @@ def kind(path: Any) -> str:
     name = Path(path).name.removeprefix(".").removesuffix(".tmp")
     if Path(path).parent.name == "memory":
         return "a memory"
-    for prefix, what in (("constants-", "the constants"), ("round-", "the manifest" if ".json" in name else "the server")):
+    for prefix, what in (
+        ("constants-", "the constants"),
+        ("round-", "the manifest" if ".json" in name else "the server"),
+    ):
         if name.startswith(prefix):
             return what
     return name
@@ -107,7 +110,15 @@ class Killer:
 
 STEPS = {
     f"{what} is {how}"
-    for what in ("the constants", "the server", "a memory", "the manifest", "problem.json", "settings.toml", "result.json")
+    for what in (
+        "the constants",
+        "the server",
+        "a memory",
+        "the manifest",
+        "problem.json",
+        "settings.toml",
+        "result.json",
+    )
     for how in ("opened", "half written", "written", "synced", "renamed")
 }
 STEPS |= {f"rounds.jsonl is {how}" for how in ("opened", "half written", "written")}
@@ -141,7 +152,9 @@ def test_killed_at_every_named_step(tmp_path):
     whole = fit(tmp_path / "whole", **SHORT)
     steps = steps_until(tmp_path / "all", None)
     assert set(steps) >= STEPS, STEPS - set(steps)
-    chosen = sorted(random.Random(len(steps)).sample(range(len(steps)), cases(len(steps), least=12)))
+    chosen = sorted(
+        random.Random(len(steps)).sample(range(len(steps)), cases(len(steps), least=12))
+    )
     for at in chosen:
         out = tmp_path / str(at)
         assert steps_until(out, at) is None
@@ -230,12 +243,16 @@ class Evaluating(After):
             raise KeyboardInterrupt
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint round-", "ignore:.*was stopped while it was evaluated")
+@pytest.mark.filterwarnings(
+    "ignore:checkpoint round-", "ignore:.*was stopped while it was evaluated"
+)
 @pytest.mark.parametrize("private", [False, True])
 def test_damaged_files(tmp_path, monkeypatch, private):
     """Any file of a run, stopped or finished: a clear error, or the right numbers; never other numbers, never a traceback."""
     monkeypatch.setattr(import_module("fedhb.evaluation.evaluate"), "chunk_size", lambda network: 1)
-    stopped, evaluating, finished = (tmp_path / name for name in ("stopped", "evaluating", "finished"))
+    stopped, evaluating, finished = (
+        tmp_path / name for name in ("stopped", "evaluating", "finished")
+    )
 
     def interrupt(done: int) -> None:
         if done == 5:
@@ -245,7 +262,11 @@ def test_damaged_files(tmp_path, monkeypatch, private):
     if private:
         pytest.importorskip("dp_accounting")
         evaluated |= {"dp_noise": 1.0}
-        for folder in (stopped, evaluating, finished):  # the noise is the key's, and the runs must be the same
+        for folder in (
+            stopped,
+            evaluating,
+            finished,
+        ):  # the noise is the key's, and the runs must be the same
             folder.mkdir()
             (folder / "noise.key").write_bytes(bytes(range(32)))
     with pytest.raises(KeyboardInterrupt):
@@ -260,7 +281,9 @@ def test_damaged_files(tmp_path, monkeypatch, private):
     for case in range(cases(1000, least=40)):
         out = tmp_path / str(case)
         copy(rng.choice((stopped, evaluating, finished)), out)
-        what = damage(rng.choice(sorted(p for p in out.rglob("*") if p.is_file() and p.name != ".lock")), rng)
+        what = damage(
+            rng.choice(sorted(p for p in out.rglob("*") if p.is_file() and p.name != ".lock")), rng
+        )
         try:
             found = fedhb.load(out, model=mlp(torch.float32))
             expected = {6: right, 5: at_five}.get(found.state.done)
@@ -298,10 +321,16 @@ cli.main()
 
 def child(out: Path, shell: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """The run as the command line would do it, after some lines of shell in a mount namespace of its own."""
-    code = CHILD.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[1])], options=options)
-    start = ["unshare", "--map-root-user", "--mount", "sh", "-c"] if "mount" in shell else ["sh", "-c"]
+    code = CHILD.format(
+        paths=[str(Path(__file__).parent), str(Path(__file__).parents[1])], options=options
+    )
+    start = (
+        ["unshare", "--map-root-user", "--mount", "sh", "-c"] if "mount" in shell else ["sh", "-c"]
+    )
     return subprocess.run(
-        [*start, f'{shell}\nexec "$@"', "sh", sys.executable, "-c", code, str(out)], capture_output=True, text=True
+        [*start, f'{shell}\nexec "$@"', "sh", sys.executable, "-c", code, str(out)],
+        capture_output=True,
+        text=True,
     )
 
 
@@ -314,7 +343,9 @@ def can_mount() -> bool:
         return False
 
 
-needs_mounts = pytest.mark.skipif(not can_mount(), reason="this system does not let users mount a tmpfs in a namespace of theirs")
+needs_mounts = pytest.mark.skipif(
+    not can_mount(), reason="this system does not let users mount a tmpfs in a namespace of theirs"
+)
 
 
 def told_without_traceback(ended: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
@@ -332,7 +363,13 @@ def test_no_room_for_a_file(limit, tmp_path):
     options: dict[str, Any] = {"rounds": 60, "checkpoint_every": 1}
     whole = fit(tmp_path / "whole", **options)
     out = tmp_path / "run"
-    told_without_traceback(child(out, f"ulimit -f {limit}; trap '' XFSZ", **options), 1, "File too large", "--resume", str(out))
+    told_without_traceback(
+        child(out, f"ulimit -f {limit}; trap '' XFSZ", **options),
+        1,
+        "File too large",
+        "--resume",
+        str(out),
+    )
     assert_same(fit(out, **options), whole, out)
 
 
@@ -367,14 +404,18 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
     fit(out, lambda done: None)
     mounted = f"mount --bind {out} {out}; mount -o remount,ro,bind {out}"
     ended = child(out, mounted)
-    assert ended.returncode == 0 and not ended.stderr, ended.stderr  # finished: nothing is to be written
+    assert ended.returncode == 0 and not ended.stderr, (
+        ended.stderr
+    )  # finished: nothing is to be written
     told_without_traceback(child(out, mounted, lr=0.5, rounds=7), 2, "another configuration")
     flags = {"resume": False}
     told_without_traceback(child(out, mounted, **flags), 2, "already holds a run")
     new = tmp_path / "empty"
     new.mkdir()
     shell = f"mount --bind {new} {new}; mount -o remount,ro,bind {new}"
-    told_without_traceback(child(new, shell), 2, "cannot write to", "Read-only file system", "another --out")
+    told_without_traceback(
+        child(new, shell), 2, "cannot write to", "Read-only file system", "another --out"
+    )
     assert not list(new.iterdir())
 
 

@@ -23,7 +23,9 @@ from fedhb.errors import DivergedError, InputError
 from fedhb.seeding import Randomness
 from fedhb.settings_fields import FILTERS
 
-FILTERED = sorted(name for name, algorithm in CASES.items() if not algorithm.pools and algorithm.sends)
+FILTERED = sorted(
+    name for name, algorithm in CASES.items() if not algorithm.pools and algorithm.sends
+)
 IDLE = Defence(("refuse", "clip"), longest=1e9, most=1e9)
 
 
@@ -71,14 +73,25 @@ def test_who_trains_whom_does_not_matter(name, filters):
 def test_one_absurd_answer_is_refused(name, factor):
     """The round is that of the five others."""
     algorithm = CASES[name]
-    spoiled, extra = here(Defended(Hostile(algorithm, (2,), factor), IDLE if not math.isfinite(factor) else Defence(("refuse",))))
+    spoiled, extra = here(
+        Defended(
+            Hostile(algorithm, (2,), factor),
+            IDLE if not math.isfinite(factor) else Defence(("refuse",)),
+        )
+    )
     assert extra["refused"] == 1
     others = Defended(algorithm, IDLE)
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
-    found, _ = InProcess(prob, others, clients(), ClientStore(), 2).run(server, [0, 1, 3, 4, 5], plan(algorithm), rng)
+    found, _ = InProcess(prob, others, clients(), ClientStore(), 2).run(
+        server, [0, 1, 3, 4, 5], plan(algorithm), rng
+    )
     summary, _, _ = others.sift(prob, server, found, rng, ())
-    assert_close(spoiled, algorithm.aggregate(prob, server, summary, rng), 1e-9 if name.startswith("mixture") else 0.0)
+    assert_close(
+        spoiled,
+        algorithm.aggregate(prob, server, summary, rng),
+        1e-9 if name.startswith("mixture") else 0.0,
+    )
 
 
 def test_a_spoiled_memory_is_not_kept():
@@ -90,18 +103,27 @@ def test_a_spoiled_memory_is_not_kept():
     executor = InProcess(prob, algorithm, replace(who, train=replace(who.train, x=x)), store, 2)
     executor.run(algorithm.start(prob, Randomness(5)), range(6), plan(algorithm), Randomness(5, 1))
     store.commit()
-    assert all(torch.isfinite(value).all() for memory in store.memories.values() for value in memory.values())
+    assert all(
+        torch.isfinite(value).all()
+        for memory in store.memories.values()
+        for value in memory.values()
+    )
     assert float(store.memories[2]["seen"]) == 0.0 and float(store.memories[1]["seen"]) == 1.0
 
 
 def test_when_most_answers_are_bad_the_run_stops():
     assert here(Defended(Hostile(fedhb.FedAvg(), (0, 1, 2), math.nan), IDLE))[1]["refused"] == 3
-    for ids, says in (((0, 1, 2, 3, 4), "5 of 6 answers are refused .NaN"), ((0, 1, 2, 3, 4, 5), "6 of 6")):
+    for ids, says in (
+        ((0, 1, 2, 3, 4), "5 of 6 answers are refused .NaN"),
+        ((0, 1, 2, 3, 4, 5), "6 of 6"),
+    ):
         with pytest.raises(DivergedError, match=says):
             here(Defended(Hostile(fedhb.FedAvg(), ids, math.nan), IDLE))
     far = Defended(Hostile(fedhb.FedAvg(), (0, 1, 2, 3, 4, 5), 100.0), Defence(("refuse",)))
     # all at once, against the past
-    with pytest.raises(DivergedError, match=r"6 of 6 answers are refused .vectors 5 times too long"):
+    with pytest.raises(
+        DivergedError, match=r"6 of 6 answers are refused .vectors 5 times too long"
+    ):
         one_round(far, InProcess(problem(), far, clients(), ClientStore(), 2), (0.1,) * 9)
 
 
@@ -111,13 +133,17 @@ def test_a_client_that_lies_about_its_training_moves_little(lie):
     algorithm = Defended(fedhb.NIW(lambda0=1.0), Defence())
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
-    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 2).run(server, range(6), plan(algorithm), rng)
+    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 2).run(
+        server, range(6), plan(algorithm), rng
+    )
 
     def after(row: int | None) -> Any:
         told = {key: value.clone() for key, value in found.items()}
         if row is not None:
             told["curvature"][row, 1:] = lie
-        return algorithm.aggregate(prob, server, algorithm.sift(prob, server, told, rng, ())[0], rng)
+        return algorithm.aggregate(
+            prob, server, algorithm.sift(prob, server, told, rng, ())[0], rng
+        )
 
     honest, lied = after(None), after(2)
     assert (lied["m0"] - honest["m0"]).norm() < 0.2 * (honest["m0"] - server["m0"]).norm()
@@ -130,10 +156,14 @@ def test_shares_that_a_client_makes_up_are_shares_all_the_same(lie):
     algorithm = Defended(fedhb.FedEM(num_learners=2, weighted=False), Defence())
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
-    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 2).run(server, range(6), plan(algorithm), rng)
+    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 2).run(
+        server, range(6), plan(algorithm), rng
+    )
     honest = found["pi"].clone()
     found["pi"][2] = torch.tensor(lie)
-    pi = algorithm.aggregate(prob, server, algorithm.sift(prob, server, found, rng, ())[0], rng)["pi"]
+    pi = algorithm.aggregate(prob, server, algorithm.sift(prob, server, found, rng, ())[0], rng)[
+        "pi"
+    ]
     assert pi.sum().item() == pytest.approx(1.0, abs=1e-6) and (pi >= 0).all()
     assert (pi - honest.mean(0)).abs().max() <= 1 / 6 + 1e-6
 
@@ -149,20 +179,34 @@ def test_shares_are_normalised():
 
 def test_numbers_are_held_at_the_median_of_those_who_measured():
     numbers = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 7.0], [-4.0, 1e9], [1e9, 6.0]])
-    expected = [[1.0, 0.0], [2.0, 0.0], [3.0, 7.0], [0.0, 35.0], [10.0, 6.0]]  # the medians are 2 (the lower one) and 7
+    expected = [
+        [1.0, 0.0],
+        [2.0, 0.0],
+        [3.0, 7.0],
+        [0.0, 35.0],
+        [10.0, 6.0],
+    ]  # the medians are 2 (the lower one) and 7
     assert held(numbers, 5.0).tolist() == expected
     assert held(torch.zeros(3, 1), 5.0).tolist() == [[0.0]] * 3
 
 
 def vectors(rows: Any) -> Vectors:
     values = torch.tensor(rows, dtype=torch.float64)
-    return Vectors({"theta": values.clone()}, {"theta": torch.zeros(1, values.shape[1], dtype=torch.float64)})
+    return Vectors(
+        {"theta": values.clone()}, {"theta": torch.zeros(1, values.shape[1], dtype=torch.float64)}
+    )
 
 
 def test_winsorising_moves_extremes_to_the_next():
     v = vectors([[0.0, 5.0], [1.0, 4.0], [2.0, 3.0], [3.0, 2.0], [1000.0, -1000.0]])
     v.winsorise(0.2)
-    assert v.arrays()["theta"].tolist() == [[1.0, 4.0], [1.0, 4.0], [2.0, 3.0], [3.0, 2.0], [3.0, 2.0]]
+    assert v.arrays()["theta"].tolist() == [
+        [1.0, 4.0],
+        [1.0, 4.0],
+        [2.0, 3.0],
+        [3.0, 2.0],
+        [3.0, 2.0],
+    ]
 
 
 def test_fewer_than_half_cannot_move_a_coordinate_out_of_the_others():
@@ -186,28 +230,45 @@ def test_krum_is_what_its_definition_says():
         scores.append(sum(distances[: n - f - 2]))
     best = sorted(sorted(range(n), key=lambda i: scores[i])[: n - f])
     assert krum(vectors(rows.tolist()), list(range(n)), 0.25) == best and 3 not in best
-    assert krum(vectors(rows[:3].tolist()), [0, 1, 2], 0.4) == [0, 1, 2]  # too few to say who is far
+    assert krum(vectors(rows[:3].tolist()), [0, 1, 2], 0.4) == [
+        0,
+        1,
+        2,
+    ]  # too few to say who is far
     # by n - f - 2 = 4 neighbours; by 3 it would keep 6 instead of 5, by 5 others again
     line = [2.3, 9.5, 9.0, 0.3, 0.3, 5.4, 9.4, 3.8]
     assert krum(vectors([[place] for place in line]), list(range(8)), 0.25) == [0, 2, 3, 4, 5, 7]
 
 
 def test_clipping_shortens_what_is_long_and_nothing_else():
-    algorithm = Defended(Hostile(fedhb.FedAvg(weighted=False), (2,), 4.0), Defence(("clip",), longest=1.0))
+    algorithm = Defended(
+        Hostile(fedhb.FedAvg(weighted=False), (2,), 4.0), Defence(("clip",), longest=1.0)
+    )
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
-    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 6).run(server, range(6), plan(algorithm), rng)
-    lengths = Vectors.of({k: v for k, v in found.items() if k in ("theta", "head")}, server, ()).norms()
+    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 6).run(
+        server, range(6), plan(algorithm), rng
+    )
+    lengths = Vectors.of(
+        {k: v for k, v in found.items() if k in ("theta", "head")}, server, ()
+    ).norms()
     summary, middle, extra = algorithm.sift(prob, server, found, rng, ())
-    assert middle == pytest.approx(float(lengths.sort().values[2:4].mean())) and extra["clipped"] == int((lengths > middle).sum())
-    shortened = [(found["theta"][k] - server["theta"]) * min(1.0, middle / float(lengths[k])) for k in range(6)]
+    assert middle == pytest.approx(float(lengths.sort().values[2:4].mean())) and extra[
+        "clipped"
+    ] == int((lengths > middle).sum())
+    shortened = [
+        (found["theta"][k] - server["theta"]) * min(1.0, middle / float(lengths[k]))
+        for k in range(6)
+    ]
     torch.testing.assert_close(summary["theta"], torch.stack(shortened).sum(0))
 
 
 def test_the_bound_is_one_that_few_cannot_move():
     """The past counts: in a round where half of the answers are ten times too long, they are seen to be."""
     algorithm = Defended(Hostile(fedhb.FedAvg(), (0, 1), 100.0), Defence(("refuse",)))
-    _, extra = one_round(algorithm, InProcess(problem(), algorithm, clients(), ClientStore(), 2), (0.5,) * 9)
+    _, extra = one_round(
+        algorithm, InProcess(problem(), algorithm, clients(), ClientStore(), 2), (0.5,) * 9
+    )
     assert extra["refused"] == 2
 
 
@@ -221,7 +282,14 @@ def federation(count: int = 20) -> Clients:
 @pytest.mark.parametrize(("attack", "share"), list(itertools.product(ATTACKS, [0.1, 0.2])))
 @pytest.mark.parametrize("name", ["niw", "fedavg", "mixture"])
 def test_the_default_defence_learns_what_the_clean_run_learns(name, attack, share):
-    options: dict[str, Any] = {"rounds": 15, "fraction": 0.5, "batch_size": 10, "lr": 0.1, "progress": False, "seed": 1}
+    options: dict[str, Any] = {
+        "rounds": 15,
+        "fraction": 0.5,
+        "batch_size": 10,
+        "lr": 0.1,
+        "progress": False,
+        "seed": 1,
+    }
     algorithm, who = fedhb.algorithms.build(name, {}), federation()
     clean = fedhb.fit(mlp(torch.float32), who, algorithm, **options).result["global"]["accuracy"]
     hostile, spoiled = attacked(algorithm, who, attack, share, seed=3)
@@ -233,21 +301,38 @@ def test_the_default_defence_learns_what_the_clean_run_learns(name, attack, shar
 
 def test_without_a_defence_the_attacks_do_harm():
     """They are no straw men."""
-    options: dict[str, Any] = {"rounds": 15, "fraction": 0.5, "batch_size": 10, "lr": 0.1, "progress": False, "seed": 1}
+    options: dict[str, Any] = {
+        "rounds": 15,
+        "fraction": 0.5,
+        "batch_size": 10,
+        "lr": 0.1,
+        "progress": False,
+        "seed": 1,
+    }
     who = federation()
-    clean = fedhb.fit(mlp(torch.float32), who, fedhb.FedAvg(), **options).result["global"]["accuracy"]
+    clean = fedhb.fit(mlp(torch.float32), who, fedhb.FedAvg(), **options).result["global"][
+        "accuracy"
+    ]
     hostile, spoiled = attacked(fedhb.FedAvg(), who, "nan", 0.2, seed=3)
     with pytest.raises(DivergedError, match="sent 'theta' with NaN"):
         fedhb.fit(mlp(torch.float32), spoiled, hostile, **options)
     blown_up = Hostile(fedhb.FedAvg(), tuple(choose(20, 0.2, 3)), -100.0)
     found = fedhb.fit(mlp(torch.float32), who, blown_up, **options).result["global"]["accuracy"]
     assert found < clean - 0.2
-    found = fedhb.fit(mlp(torch.float32), who, blown_up, defence="default", **options).result["global"]["accuracy"]
+    found = fedhb.fit(mlp(torch.float32), who, blown_up, defence="default", **options).result[
+        "global"
+    ]["accuracy"]
     assert found > clean - 0.06
 
 
 def test_a_defended_run_is_resumed_to_the_same_bits(tmp_path):
-    options: dict[str, Any] = {"rounds": 8, "fraction": 0.5, "batch_size": 4, "progress": False, "evaluate_on": None}
+    options: dict[str, Any] = {
+        "rounds": 8,
+        "fraction": 0.5,
+        "batch_size": 4,
+        "progress": False,
+        "evaluate_on": None,
+    }
     options |= {"defence": "default", "resume": True, "checkpoint_every": 3}
     hostile, who = attacked(fedhb.NIW(begin="last"), clients(), "scale", 0.2, seed=0)
     whole = fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "whole", **options)
@@ -264,15 +349,26 @@ def test_a_defended_run_is_resumed_to_the_same_bits(tmp_path):
             pass
 
     with pytest.raises(KeyboardInterrupt):
-        fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "run", callbacks=[Stop()], **options)
+        fedhb.fit(
+            mlp(torch.float32), who, hostile, out=tmp_path / "run", callbacks=[Stop()], **options
+        )
     run = fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "run", **options)
-    assert same_bits(run.state.server, whole.state.server) and run.state.lengths == whole.state.lengths
+    assert (
+        same_bits(run.state.server, whole.state.server) and run.state.lengths == whole.state.lengths
+    )
     with pytest.raises(InputError, match="another configuration"):
-        fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "run", **(options | {"defence": "clip"}))
+        fedhb.fit(
+            mlp(torch.float32),
+            who,
+            hostile,
+            out=tmp_path / "run",
+            **(options | {"defence": "clip"}),
+        )
 
 
 @pytest.mark.parametrize(
-    ("defence", "says"), [("kramp", "choose default, or from refuse, clip"), ("clip;krum", "with commas between them")]
+    ("defence", "says"),
+    [("kramp", "choose default, or from refuse, clip"), ("clip;krum", "with commas between them")],
 )
 def test_an_unknown_defence_is_refused(defence, says):
     with pytest.raises(InputError, match=says):
@@ -282,7 +378,13 @@ def test_an_unknown_defence_is_refused(defence, says):
 def test_algorithms_without_answers_have_no_filters():
     for name in ("centralised", "local"):
         with pytest.raises(InputError, match=f"{name} has no answers"):
-            fedhb.fit(mlp(torch.float32), clients(), fedhb.algorithms.build(name, {}), defence="default", progress=False)
+            fedhb.fit(
+                mlp(torch.float32),
+                clients(),
+                fedhb.algorithms.build(name, {}),
+                defence="default",
+                progress=False,
+            )
 
 
 def test_who_is_hostile_is_a_matter_of_the_seed():
@@ -291,5 +393,9 @@ def test_who_is_hostile_is_a_matter_of_the_seed():
     with pytest.raises(InputError, match="attack='rudeness'"):
         attacked(fedhb.FedAvg(), clients(), "rudeness", 0.1, 0)
     _, spoiled = attacked(fedhb.FedAvg(), clients(), "label-flip", 0.5, 0)
-    changed = [k for k in range(6) if not np.array_equal(*(c.train.examples(k)[1] for c in (spoiled, clients())))]
+    changed = [
+        k
+        for k in range(6)
+        if not np.array_equal(*(c.train.examples(k)[1] for c in (spoiled, clients())))
+    ]
     assert set(changed) <= set(choose(6, 0.5, 0)) and changed

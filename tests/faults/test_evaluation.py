@@ -23,7 +23,9 @@ class Counting(fedhb.FedAvg):
     seen: ClassVar[list[int]] = []
     fatal: ClassVar[list[int]] = []
 
-    def personalise(self, problem: Any, server: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
+    def personalise(
+        self, problem: Any, server: Any, clients: Any, memory: Any, plan: Any, rng: Any
+    ) -> Any:
         for client in clients.ids.tolist():
             if client in self.fatal:
                 raise KeyboardInterrupt
@@ -33,7 +35,9 @@ class Counting(fedhb.FedAvg):
 
 @pytest.fixture(autouse=True)
 def by_twos(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("fedhb.evaluation.evaluate"), "chunk_size", lambda network: 2)
+    monkeypatch.setattr(
+        importlib.import_module("fedhb.evaluation.evaluate"), "chunk_size", lambda network: 2
+    )
     Counting.seen.clear()
     Counting.fatal.clear()
 
@@ -41,8 +45,17 @@ def by_twos(monkeypatch):
 def fit(out, **options):
     everyone = clients([6] * 8)
     known, novel = everyone.hold_out(3, 0)
-    chosen = {"rounds": 2, "batch_size": 4, "personal_lr": 0.1, "seed": 1, "resume": True, "progress": False} | options
-    return fedhb.fit(mlp(torch.float32), known, Counting(), holdout=novel, out=out, workers=1, **chosen)
+    chosen = {
+        "rounds": 2,
+        "batch_size": 4,
+        "personal_lr": 0.1,
+        "seed": 1,
+        "resume": True,
+        "progress": False,
+    } | options
+    return fedhb.fit(
+        mlp(torch.float32), known, Counting(), holdout=novel, out=out, workers=1, **chosen
+    )
 
 
 def numbers(run):
@@ -83,7 +96,9 @@ def test_what_was_seen_is_kept_where_only_the_result_is_missing(tmp_path, monkey
     monkeypatch.undo()
     with warnings.catch_warnings(action="error"):
         fit(tmp_path / "run")
-    assert (tmp_path / "run" / EVALUATION).read_bytes() == seen and (tmp_path / "run" / "result.json").exists()
+    assert (tmp_path / "run" / EVALUATION).read_bytes() == seen and (
+        tmp_path / "run" / "result.json"
+    ).exists()
 
 
 def test_other_settings_begin_anew(tmp_path):

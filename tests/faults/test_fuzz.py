@@ -62,19 +62,33 @@ def many(case: Callable[..., None]) -> Callable[..., None]:
                 error.add_note(f"case {k} of seed {seed}")
                 raise
 
-    parameters = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in ("tmp_path_factory", "seed", *own)]
+    parameters = [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY)
+        for n in ("tmp_path_factory", "seed", *own)
+    ]
     test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     test.__name__ = test.__qualname__ = case.__name__
     test.__doc__ = case.__doc__
     count = -(-cases(FULL, LEAST) // BATCH)
-    how = settings(max_examples=count, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    how = settings(
+        max_examples=count,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     return how(given(seed=st.integers(0, 2**63))(test))
 
 
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch) -> Iterator[None]:
     """Peak memory over the whole test, from the kernel's own count."""
-    for module, name in ((idx, "MAX_BYTES"), (cifar, "MAX_BYTES"), (table, "MAX_BYTES"), (checkpoint, "MOST_BYTES")):
+    for module, name in (
+        (idx, "MAX_BYTES"),
+        (cifar, "MAX_BYTES"),
+        (table, "MAX_BYTES"),
+        (checkpoint, "MOST_BYTES"),
+    ):
         monkeypatch.setattr(module, name, LIMIT)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = peak()
@@ -85,7 +99,9 @@ def bounded(monkeypatch) -> Iterator[None]:
 
 def peak() -> int:
     status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+    return 1024 * int(
+        next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]
+    )
 
 
 def only_input_errors(read: Callable[[], Any]) -> Any:
@@ -144,7 +160,9 @@ def changed(sound: bytes, rng: random.Random) -> bytes:
 
 def idx_file(shape: tuple[int, ...]) -> bytes:
     head = bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape)
-    return head + bytes(range(256)) * (int(np.prod(shape)) // 256) + bytes(int(np.prod(shape)) % 256)
+    return (
+        head + bytes(range(256)) * (int(np.prod(shape)) // 256) + bytes(int(np.prod(shape)) % 256)
+    )
 
 
 # ---- the readers
@@ -184,7 +202,9 @@ def test_a_bomb_of_zeros_is_bounded(tmp_path):
         idx.read(path, 3)
     for declared, held in ((2**28, 2**28), (2**40, 2**20), (2**20, 2**28)):
         member = io.BytesIO()
-        np.lib.format.write_array_header_1_0(member, {"descr": "|u1", "fortran_order": False, "shape": (declared // 4, 4)})
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "|u1", "fortran_order": False, "shape": (declared // 4, 4)}
+        )
         with zipfile.ZipFile(path.with_suffix(".npz"), "w", zipfile.ZIP_DEFLATED) as archive:
             for name in ("x.npy", "y.npy"):
                 with archive.open(name, "w") as file:
@@ -197,11 +217,16 @@ def test_a_bomb_of_zeros_is_bounded(tmp_path):
 @many
 def test_cifar(path, rng):
     content = changed(bytes(2 * cifar.RECORD), rng)
-    path.write_bytes(content[: len(content) // cifar.RECORD * cifar.RECORD] if rng.random() < 0.7 else content)
+    path.write_bytes(
+        content[: len(content) // cifar.RECORD * cifar.RECORD] if rng.random() < 0.7 else content
+    )
     found = only_input_errors(lambda: cifar.read(path, rng.random() < 0.5))
     if found is not None:
         examples, _ = found
-        assert examples.x.shape == (len(examples.y), 3, 32, 32) and 0 <= examples.y.min() <= examples.y.max() < 100
+        assert (
+            examples.x.shape == (len(examples.y), 3, 32, 32)
+            and 0 <= examples.y.min() <= examples.y.max() < 100
+        )
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -210,7 +235,22 @@ def npy(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-KINDS = ["<f4", "<f8", "|u1", "|O", "<U3", "<U100000000", "|S5", "<c8", "<M8[s]", "|V8", "<f2", ">i8", "|b1", [("a", "<f4")]]
+KINDS = [
+    "<f4",
+    "<f8",
+    "|u1",
+    "|O",
+    "<U3",
+    "<U100000000",
+    "|S5",
+    "<c8",
+    "<M8[s]",
+    "|V8",
+    "<f2",
+    ">i8",
+    "|b1",
+    [("a", "<f4")],
+]
 
 
 def npy_file(sound: np.ndarray, rng: random.Random) -> bytes:
@@ -220,8 +260,12 @@ def npy_file(sound: np.ndarray, rng: random.Random) -> bytes:
         return npy(sound)
     if how == 2:
         return changed(npy(sound), rng)
-    shape = tuple(rng.choice((0, 1, 2, 3, 20, -1, 2**31, 2**62, 2**64)) for _ in range(rng.randrange(5)))
-    header = repr({"descr": rng.choice(KINDS), "fortran_order": rng.random() < 0.5, "shape": shape}).encode()
+    shape = tuple(
+        rng.choice((0, 1, 2, 3, 20, -1, 2**31, 2**62, 2**64)) for _ in range(rng.randrange(5))
+    )
+    header = repr(
+        {"descr": rng.choice(KINDS), "fortran_order": rng.random() < 0.5, "shape": shape}
+    ).encode()
     header = changed(header, rng) if how == 4 else header
     version = rng.choice((1, 2, 3))
     length = struct.pack("<H" if version == 1 else "<I", len(header) % 2**16)
@@ -242,14 +286,24 @@ def test_npz(path, rng):
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zipfile warns of a name given twice
-        with zipfile.ZipFile(file, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
-            for name in ["x", "y", *rng.sample(["client", "split", "x", "z", "../y"], rng.choice((0, 0, 1, 1, 2)))]:
+        with zipfile.ZipFile(
+            file, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+        ) as archive:
+            for name in [
+                "x",
+                "y",
+                *rng.sample(["client", "split", "x", "z", "../y"], rng.choice((0, 0, 1, 1, 2))),
+            ]:
                 suffix = rng.choice((".npy", ".npy", ".npy", ""))
                 archive.writestr(f"{name}{suffix}", npy_file(SOUND.get(name, SOUND["x"]), rng))
     path.write_bytes(changed(file.getvalue(), rng) if rng.random() < 0.5 else file.getvalue())
     found = only_input_errors(lambda: table.read_npz(path))
     if found is not None:
-        assert len(found.train) and found.train.x.dtype in (np.float32, np.uint8) and np.isfinite(found.train.x).all()
+        assert (
+            len(found.train)
+            and found.train.x.dtype in (np.float32, np.uint8)
+            and np.isfinite(found.train.x).all()
+        )
 
 
 @many
@@ -270,10 +324,32 @@ def stored(tmp_path_factory) -> dict[str, bytes]:
     with torch.random.fork_rng(devices=[]):
         model = fedhb.nets.build("mlp", (4,), 3, hidden=5)
     fit(out, model=model, rebuild=rebuild, rounds=2)
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file() and p.name != ".lock"}
+    return {
+        p.relative_to(out).as_posix(): p.read_bytes()
+        for p in sorted(out.rglob("*"))
+        if p.is_file() and p.name != ".lock"
+    }
 
 
-VALUES: list[Any] = [None, True, False, 0, -1, 1, 2, 7, 2**31, 2**63, 10**9, 2**70, 0.0, -1.0, 1e308, float("inf"), float("nan")]
+VALUES: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    7,
+    2**31,
+    2**63,
+    10**9,
+    2**70,
+    0.0,
+    -1.0,
+    1e308,
+    float("inf"),
+    float("nan"),
+]
 VALUES += [
     "",
     "x",
@@ -333,7 +409,9 @@ def opened(out: Path) -> Any:
 
 
 def manifests(files: dict[str, bytes]) -> list[str]:
-    return [name for name in files if name.startswith("checkpoint/round-") and name.endswith(".json")]
+    return [
+        name for name in files if name.startswith("checkpoint/round-") and name.endswith(".json")
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -344,7 +422,16 @@ def test_checkpoint(path, rng, stored):
         lay_out(path, stored)
     files: dict[str, bytes] = {}
     what = rng.choice(
-        ("manifest", "problem.json", "problem.json", "arrays", "sealed arrays", "sealed arrays", "bytes", "rounds.jsonl")
+        (
+            "manifest",
+            "problem.json",
+            "problem.json",
+            "arrays",
+            "sealed arrays",
+            "sealed arrays",
+            "bytes",
+            "rounds.jsonl",
+        )
     )
     if what in ("manifest", "problem.json"):
         name = what if what == "problem.json" else max(manifests(stored))
@@ -397,7 +484,10 @@ def test_a_folder_from_elsewhere_runs_no_code(stored, tmp_path):
         lay_out(tmp_path / "run", stored | {"problem.json": sealed(record)})
         with pytest.raises(InputError, match="code of your own"):
             fedhb.load(tmp_path / "run")
-    record["model"], record["input_shape"] = {"name": "os:mkdir", "num_outputs": 511, "options": {}}, str(made)
+    record["model"], record["input_shape"] = (
+        {"name": "os:mkdir", "num_outputs": 511, "options": {}},
+        str(made),
+    )
     lay_out(tmp_path / "run", stored | {"problem.json": sealed(record)})
     with pytest.raises(InputError):
         fedhb.load(tmp_path / "run", model="os:mkdir")
@@ -413,10 +503,18 @@ def test_what_a_description_declares_is_bounded(stored, tmp_path):
         fedhb.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"[" * 10**5, b'{"a":' * 10**5, b"1" * 10**4, b"\xff", b"", b"null"])
+@pytest.mark.parametrize(
+    "content", [b"[" * 10**5, b'{"a":' * 10**5, b"1" * 10**4, b"\xff", b"", b"null"]
+)
 def test_json_that_is_no_record(content, stored, tmp_path):
     """Nested a hundred thousand deep, numbers of ten thousand digits: no traceback."""
-    for name in ("problem.json", "result.json", "rounds.jsonl", max(manifests(stored)), "checkpoint/result.json"):
+    for name in (
+        "problem.json",
+        "result.json",
+        "rounds.jsonl",
+        max(manifests(stored)),
+        "checkpoint/result.json",
+    ):
         out = tmp_path / name.replace("/", "-")
         lay_out(out, stored | {name: content})
         with warnings.catch_warnings():
@@ -478,7 +576,17 @@ WORDS = [
     b"= -1",
     b"= 1e400",
 ]
-WORDS += [b"\xef\xbb\xbf", b"\x00", b'"""', b"= {}", b"= [1, 2]", b"model = 3", b"[model]\nname = 1", b"= 07:32:00", b"a.b.c = 1"]
+WORDS += [
+    b"\xef\xbb\xbf",
+    b"\x00",
+    b'"""',
+    b"= {}",
+    b"= [1, 2]",
+    b"model = 3",
+    b"[model]\nname = 1",
+    b"= 07:32:00",
+    b"a.b.c = 1",
+]
 
 
 @many
@@ -491,7 +599,9 @@ def test_toml(path, rng):
     found = only_input_errors(lambda: Settings.resolve(path, {}))
     if found is not None:
         path.write_text(found.to_toml({}), encoding="utf-8")
-        assert repr(Settings.resolve(path, {})) == repr(found)  # what is written is read back, and NaN is NaN
+        assert repr(Settings.resolve(path, {})) == repr(
+            found
+        )  # what is written is read back, and NaN is NaN
 
 
 def test_a_settings_file_has_a_bound(tmp_path):
@@ -503,5 +613,7 @@ def test_a_settings_file_has_a_bound(tmp_path):
 
 @many
 def test_overrides(path, rng):
-    text = "niw.p_do=" + "".join(rng.choice('[]{}="\n.#9-eainf_:T') for _ in range(rng.choice((3, 10, 5000))))
+    text = "niw.p_do=" + "".join(
+        rng.choice('[]{}="\n.#9-eainf_:T') for _ in range(rng.choice((3, 10, 5000)))
+    )
     only_input_errors(lambda: Settings.resolve(None, {}, [text[rng.choice((0, 0, 0, 3, 5)) :]]))

@@ -24,9 +24,19 @@ from fedhb.runs import checkpoint
 X, Y = np.zeros((3, FEATURES)), np.array([0, 1, 2])
 
 
-def fit(model: Any = None, who: Clients | None = None, algorithm: Any = None, **options: Any) -> Any:
-    chosen: dict[str, Any] = {"rounds": 2, "fraction": 0.5, "batch_size": 4, "personal_epochs": 1, "progress": False} | options
-    return fedhb.fit(model or mlp(torch.float32), who if who is not None else clients(), algorithm, **chosen)
+def fit(
+    model: Any = None, who: Clients | None = None, algorithm: Any = None, **options: Any
+) -> Any:
+    chosen: dict[str, Any] = {
+        "rounds": 2,
+        "fraction": 0.5,
+        "batch_size": 4,
+        "personal_epochs": 1,
+        "progress": False,
+    } | options
+    return fedhb.fit(
+        model or mlp(torch.float32), who if who is not None else clients(), algorithm, **chosen
+    )
 
 
 # ---- data
@@ -37,7 +47,11 @@ def fit(model: Any = None, who: Clients | None = None, algorithm: Any = None, **
     [
         ([(X, Y), (X[:0], Y[:0])], None, "client 1 has no training examples"),
         ([(np.full_like(X, np.nan), Y)], None, "client 0: row 0, column 0 holds NaN"),
-        ([(X, Y), (np.where(np.eye(3, 4) > 0, np.inf, X), Y)], None, "client 1: row 0, column 0 holds NaN or infinity"),
+        (
+            [(X, Y), (np.where(np.eye(3, 4) > 0, np.inf, X), Y)],
+            None,
+            "client 1: row 0, column 0 holds NaN or infinity",
+        ),
         ([(X, np.array([0, 1, -1]))], None, "label -1 is out of range"),
         ([(X, Y), (X[:, :3], Y)], None, r"client 1 has inputs of shape \(3,\), others of \(4,\)"),
         ([(X, Y[:2])], None, "client 0 has 3 training inputs but 2 targets"),
@@ -75,9 +89,18 @@ class Strict(nn.Module):
     ("model", "says"),
     [
         (mlp(torch.float32, outputs=4), "the model has 4 outputs, but 3 are needed for 3 classes"),
-        (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)), r"does not work on inputs of shape \(4,\)"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(5, 3)), r"does not work on inputs of shape \(4,\)"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"gives outputs of shape \(6,\) for 2 inputs"),
+        (
+            nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)),
+            r"does not work on inputs of shape \(4,\)",
+        ),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(5, 3)),
+            r"does not work on inputs of shape \(4,\)",
+        ),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)),
+            r"gives outputs of shape \(6,\) for 2 inputs",
+        ),
         (Strict(), r"does not work on inputs of shape \(4,\): needs 99 features"),
         (nn.Flatten(), "no trainable parameters"),
         (mlp(torch.float32).requires_grad_(False), "no trainable parameters"),
@@ -89,7 +112,9 @@ def test_models(model, says):
 
 
 def test_a_head_that_does_not_exist():
-    with pytest.raises(InputError, match="head='classifier' names no submodule: choose from hidden, act, head"):
+    with pytest.raises(
+        InputError, match="head='classifier' names no submodule: choose from hidden, act, head"
+    ):
         fit(head="classifier")
 
 
@@ -142,7 +167,10 @@ def test_outputs_for_real_targets(outputs, likelihood, says):
         ({"workers": -1}, "workers=-1"),
         ({"schedule": "linear"}, "schedule='linear'"),
         ({"batch_norm": "none"}, "batch_norm='none'"),
-        ({"evaluate_on": "validation"}, "evaluate_on='validation', but the clients have no such split"),
+        (
+            {"evaluate_on": "validation"},
+            "evaluate_on='validation', but the clients have no such split",
+        ),
         ({"evaluate_on": "tests"}, "evaluate_on='tests'"),
         ({"device": "gpu"}, "device='gpu'"),
         ({"algorithm": fedhb.NIW(p_do=1.5)}, r"niw\.p_do=1.5"),
@@ -175,7 +203,9 @@ def test_a_client_with_one_example_and_batch_norm():
 def test_a_folder_that_holds_a_run(tmp_path):
     fit(out=tmp_path / "run")
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / 'run'))} already holds a run: resume it"):
+    with pytest.raises(
+        InputError, match=f"{re.escape(str(tmp_path / 'run'))} already holds a run: resume it"
+    ):
         fit(out=tmp_path / "run")
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
@@ -199,7 +229,9 @@ def test_loading_what_is_no_run(tmp_path):
         fedhb.load(tmp_path / "absent")
     run = tmp_path / "run"
     fit(out=run)
-    with pytest.raises(InputError, match=r"trained with a module of your own: give it, load\(path, model="):
+    with pytest.raises(
+        InputError, match=r"trained with a module of your own: give it, load\(path, model="
+    ):
         fedhb.load(run)
     with pytest.raises(InputError, match="same architecture and head"):
         fedhb.load(run, model=nn.Sequential(nn.Linear(FEATURES, 9), nn.Linear(9, CLASSES)))
@@ -215,7 +247,9 @@ def test_a_likelihood_of_ones_own_is_asked_for(tmp_path):
         pass
 
     fit(likelihood=Own(CLASSES), out=tmp_path / "run")
-    with pytest.raises(InputError, match=r"likelihood of your own: give it, load\(path, likelihood="):
+    with pytest.raises(
+        InputError, match=r"likelihood of your own: give it, load\(path, likelihood="
+    ):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32))
     loaded = fedhb.load(tmp_path / "run", model=mlp(torch.float32), likelihood=Own(CLASSES))
     assert isinstance(loaded.problem.likelihood, Own)
@@ -295,7 +329,9 @@ def test_evaluating_a_split_that_is_not_there(run):
 # ---- training that diverges
 
 
-@pytest.mark.parametrize("algorithm", [fedhb.NIW(), fedhb.FedAvg()])  # Mixture's proximal step stays stable
+@pytest.mark.parametrize(
+    "algorithm", [fedhb.NIW(), fedhb.FedAvg()]
+)  # Mixture's proximal step stays stable
 def test_a_learning_rate_far_too_large(algorithm, tmp_path):
     """The run ends with an error, and no checkpoint holds the damage."""
     layers = [layer for _ in range(3) for layer in (nn.Linear(FEATURES, FEATURES), nn.LeakyReLU())]
@@ -303,7 +339,17 @@ def test_a_learning_rate_far_too_large(algorithm, tmp_path):
         model = nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))
     out = tmp_path / "run"
     with pytest.raises(DivergedError, match=r"round \d+: .*lower the learning rate"):
-        fit(model, None, algorithm, lr=1e6, rounds=50, fraction=1.0, local_epochs=5, schedule="constant", out=out)
+        fit(
+            model,
+            None,
+            algorithm,
+            lr=1e6,
+            rounds=50,
+            fraction=1.0,
+            local_epochs=5,
+            schedule="constant",
+            out=out,
+        )
     kept = checkpoint.load(out / "checkpoint")
     assert kept is None or all(torch.isfinite(value).all() for value in kept[0].server.values())
 
@@ -332,8 +378,15 @@ def test_the_last_checkpoint_before_the_divergence_is_good(tmp_path):
         return replace(clients(), files={"data": "hash"})  # the data are what their files are
 
     who, out = good(), tmp_path / "run"
-    options: dict[str, Any] = {"rounds": 6, "fraction": 1.0, "schedule": "constant", "evaluate_on": None}
-    with pytest.raises(DivergedError, match=r"round 4: client 2 sent .* NaN or infinity: .*lower the learning rate"):
+    options: dict[str, Any] = {
+        "rounds": 6,
+        "fraction": 1.0,
+        "schedule": "constant",
+        "evaluate_on": None,
+    }
+    with pytest.raises(
+        DivergedError, match=r"round 4: client 2 sent .* NaN or infinity: .*lower the learning rate"
+    ):
         fit(nn_relu(), who, fedhb.FedAvg(), out=out, callbacks=[Spoil(who)], **options)
     kept = fedhb.load(out, model=nn_relu())
     assert kept.state.done == 3 and [r["round"] for r in kept.records] == [1, 2, 3]
@@ -356,7 +409,9 @@ def test_the_server_keeps_no_number_that_is_not_finite(tmp_path):
         name = "grows"
 
         def aggregate(self, problem: Any, server: Any, summary: Any, rng: Any) -> Any:
-            return super().aggregate(problem, server, summary, rng) | ({"head": server["head"] / 0} if rng.round == 2 else {})
+            return super().aggregate(problem, server, summary, rng) | (
+                {"head": server["head"] / 0} if rng.round == 2 else {}
+            )
 
     with pytest.raises(DivergedError, match="round 2: the server's 'head' overflows"):
         fit(None, None, Grows(), rounds=3, out=tmp_path / "run")
@@ -366,7 +421,9 @@ def test_the_server_keeps_no_number_that_is_not_finite(tmp_path):
 def test_a_result_is_valid_json_even_where_a_client_has_no_validation_examples(tmp_path):
     """A client with one example has none to spare; its numbers are null and do not enter the mean."""
     who = clients([8, 1, 8]).with_validation(0.25, seed=0)
-    result = fit(None, who, evaluate_on="validation", fraction=1.0, out=Path(tmp_path / "run")).result
+    result = fit(
+        None, who, evaluate_on="validation", fraction=1.0, out=Path(tmp_path / "run")
+    ).result
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
@@ -375,4 +432,6 @@ def test_a_result_is_valid_json_even_where_a_client_has_no_validation_examples(t
     assert written == json.loads(json.dumps(result))
     for task in ("global", "personalised"):
         each = written["per_client"][f"{task}_accuracy"]
-        assert each[1] is None and written[task]["accuracy"] == pytest.approx((each[0] + each[2]) / 2)
+        assert each[1] is None and written[task]["accuracy"] == pytest.approx(
+            (each[0] + each[2]) / 2
+        )

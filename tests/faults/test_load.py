@@ -54,7 +54,12 @@ print(json.dumps(seen))
 
 def measured(**given: Any) -> list[list[float]]:
     """Per round: resident MiB, open files, seconds of the round, and the clock."""
-    ended = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(given)], capture_output=True, text=True, timeout=7200)
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(given)],
+        capture_output=True,
+        text=True,
+        timeout=7200,
+    )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])
 
@@ -74,7 +79,9 @@ def show(what: str, rounds: list[list[float]], record: Any) -> None:
 
 
 def flat(rounds: list[list[float]], megabytes: float) -> None:
-    (memory_before, memory), (files_before, files), (before, after) = (thirds(rounds, column) for column in range(3))
+    (memory_before, memory), (files_before, files), (before, after) = (
+        thirds(rounds, column) for column in range(3)
+    )
     assert memory < memory_before + megabytes, (memory_before, memory)
     assert files <= files_before + 1, (files_before, files)
     assert after < 3 * before + 0.01, (before, after)  # other work may slow any part of the run
@@ -83,7 +90,12 @@ def flat(rounds: list[list[float]], megabytes: float) -> None:
 @pytest.mark.parametrize("algorithm", ["niw", "fedavg", "mixture"])
 def test_many_rounds(algorithm, tmp_path, record_property):
     rounds = measured(
-        clients=20, examples=10, rounds=cases(10_000, least=100), fraction=0.2, algorithm=algorithm, out=str(tmp_path / "run")
+        clients=20,
+        examples=10,
+        rounds=cases(10_000, least=100),
+        fraction=0.2,
+        algorithm=algorithm,
+        out=str(tmp_path / "run"),
     )
     show(f"{algorithm}, {len(rounds)} rounds", rounds, record_property)
     flat(rounds, megabytes=12.0)
@@ -92,7 +104,13 @@ def test_many_rounds(algorithm, tmp_path, record_property):
 def test_many_rounds_with_workers(record_property):
     last = {"begin": "last"}
     rounds = measured(
-        clients=20, examples=10, rounds=cases(10_000, least=60), fraction=0.5, algorithm="niw", workers=2, settings=last
+        clients=20,
+        examples=10,
+        rounds=cases(10_000, least=60),
+        fraction=0.5,
+        algorithm="niw",
+        workers=2,
+        settings=last,
     )
     show(f"two workers, {len(rounds)} rounds", rounds, record_property)
     flat(rounds, megabytes=12.0)
@@ -102,7 +120,14 @@ def test_many_clients_in_a_round(record_property):
     """Ten thousand answers are summed in the memory that a thousand need."""
     many = cases(10_000, least=2000)
     few, all_ = (
-        measured(clients=many, examples=5, rounds=3, fraction=share, algorithm="niw", settings={"update": "full"})
+        measured(
+            clients=many,
+            examples=5,
+            rounds=3,
+            fraction=share,
+            algorithm="niw",
+            settings={"update": "full"},
+        )
         for share in (0.1, 1.0)
     )
     show(f"{many} clients in a round", all_, record_property)
@@ -113,7 +138,9 @@ def test_a_million_clients(tmp_path, record_property):
     """A round's time and memory depend on its cohort, not on the population; who never took part takes no room."""
     many, count, last = cases(1_000_000, least=20_000), cases(100, least=20), {"begin": "last"}
     given = {"rounds": 30, "algorithm": "niw", "settings": last, "examples": 2}
-    rounds = measured(clients=many, fraction=count / many, out=str(tmp_path / "run"), every=30, **given)
+    rounds = measured(
+        clients=many, fraction=count / many, out=str(tmp_path / "run"), every=30, **given
+    )
     show(f"{many} clients, {count} in a round", rounds, record_property)
     small = measured(clients=20 * count, fraction=0.05, **given)
     flat(rounds, megabytes=30.0)  # the memories of up to 3,000 clients

@@ -27,7 +27,11 @@ from fedhb.seeding import Randomness
 
 many = settings(max_examples=cases(2000, least=25), database=None, derandomize=True, deadline=None)
 SCALES = st.floats(-30, 30).map(lambda e: 10.0**e)
-SIZES = st.sampled_from([1, 2, 3, 10, 100, 1000, 10_000]) if cases(100) < 50 else st.sampled_from([1, 2, 10, 1000, 10**5, 10**6])
+SIZES = (
+    st.sampled_from([1, 2, 3, 10, 100, 1000, 10_000])
+    if cases(100) < 50
+    else st.sampled_from([1, 2, 10, 1000, 10**5, 10**6])
+)
 
 
 def normal(shape: tuple[int, ...], scale: float, seed: int, dtype: torch.dtype) -> torch.Tensor:
@@ -40,24 +44,46 @@ def normal(shape: tuple[int, ...], scale: float, seed: int, dtype: torch.dtype) 
 
 
 @many
-@given(scale=SCALES, apart=SCALES, sigma2=SCALES, d=SIZES, K=st.integers(1, 20), double=st.booleans(), seed=st.integers(0, 99))
+@given(
+    scale=SCALES,
+    apart=SCALES,
+    sigma2=SCALES,
+    d=SIZES,
+    K=st.integers(1, 20),
+    double=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_responsibilities_are_shares(scale, apart, sigma2, d, K, double, seed):
     dtype = torch.float64 if double else torch.float32
     m, r = normal((3, d), scale, seed, dtype), normal((K, d), apart, seed + 1, dtype)
     c = distributions.responsibilities(m, r, sigma2)
-    assert torch.isfinite(c).all() and (c >= 0).all() and torch.allclose(c.sum(1), torch.ones(3, dtype=c.dtype))
+    assert (
+        torch.isfinite(c).all()
+        and (c >= 0).all()
+        and torch.allclose(c.sum(1), torch.ones(3, dtype=c.dtype))
+    )
     penalty = distributions.mixture_penalty(m, r, sigma2)
     assert not penalty.isnan().any()
 
 
 @many
-@given(scale=SCALES, apart=SCALES, K=st.integers(2, 20), d=SIZES, sigma2=SCALES, seed=st.integers(0, 99))
+@given(
+    scale=SCALES,
+    apart=SCALES,
+    K=st.integers(2, 20),
+    d=SIZES,
+    sigma2=SCALES,
+    seed=st.integers(0, 99),
+)
 def test_a_clients_pull_is_towards_a_mean_of_prototypes(scale, apart, K, d, sigma2, seed):
     """c(j|m) as a client's steps compute it, in single precision: shares, or not numbers, which stop the run, but never a wrong
     share that looks right."""
     from fedhb.algorithms.prototypes import Nearness
 
-    m, r = normal((2, d), scale, seed, torch.float32), normal((K, d), apart, seed + 1, torch.float32)
+    m, r = (
+        normal((2, d), scale, seed, torch.float32),
+        normal((K, d), apart, seed + 1, torch.float32),
+    )
     c = Nearness(r, sigma2).responsibilities(m)
     for row in c:
         assert row.isnan().any() or (torch.isfinite(row).all() and abs(float(row.sum()) - 1) < 1e-4)
@@ -70,10 +96,16 @@ def test_a_clients_pull_is_towards_a_mean_of_prototypes(scale, apart, K, d, sigm
 )  # fmt: skip
 def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
     """What clients of any scale sent comes to a finite state, or the round is refused; and a variance is above zero."""
-    model = nn.Sequential(nn.Linear(d, 1, bias=False), nn.Linear(1, 2)) if d > 1 else nn.Sequential(nn.Linear(1, 1, bias=False))
+    model = (
+        nn.Sequential(nn.Linear(d, 1, bias=False), nn.Linear(1, 2))
+        if d > 1
+        else nn.Sequential(nn.Linear(1, 1, bias=False))
+    )
     who = Clients.from_arrays([(np.zeros((1, d), dtype=np.float32), np.array([0]))], num_classes=2)
     prob = problem(model, who, head=None if d > 1 else "")
-    prob = replace(prob, federation=replace(prob.federation, num_clients=1000, num_examples=1000 * examples))
+    prob = replace(
+        prob, federation=replace(prob.federation, num_clients=1000, num_examples=1000 * examples)
+    )
     kinds = {
         "niw": NIW(update="body"),
         "printed": NIW(update="body", dof="full", kl_weight=1e-4, num_samples=1, average=0.0),
@@ -87,8 +119,14 @@ def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
     if not torch.isfinite(server[key]).all():
         return
     received = algorithm.broadcast(server, range(count))
-    found = {"m" if name != "fedavg" else "theta": normal((count, d), scale, seed + 1, torch.float32)}
-    found |= {"examples": torch.full((count,), examples), "loss": torch.ones(count), "score": torch.ones(count)}
+    found = {
+        "m" if name != "fedavg" else "theta": normal((count, d), scale, seed + 1, torch.float32)
+    }
+    found |= {
+        "examples": torch.full((count,), examples),
+        "loss": torch.ones(count),
+        "score": torch.ones(count),
+    }
     found |= {"kl": torch.ones(count, dtype=torch.float64)} if name == "mixture" else {}
     found |= {"beta": server["beta"].expand(count, -1)} if "beta" in server else {}
     found |= {"curvature": torch.ones(count, 8, dtype=torch.float64)} if name == "niw" else {}
@@ -99,11 +137,17 @@ def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
     try:
         check_server(new, 1)
     except DivergedError as error:
-        assert max(scale, centre) > 1e15, error  # squares leave single precision from 1e19 on; a sum of a million before
+        assert max(scale, centre) > 1e15, (
+            error
+        )  # squares leave single precision from 1e19 on; a sum of a million before
         return
     if "V0" in new:
         assert (new["V0"] > 0).all()
-    drawn = algorithm.sample(prob, new, 2, torch.Generator().manual_seed(0)) if name != "fedavg" else new[key]
+    drawn = (
+        algorithm.sample(prob, new, 2, torch.Generator().manual_seed(0))
+        if name != "fedavg"
+        else new[key]
+    )
     assert not drawn.isnan().any()
 
 
@@ -135,10 +179,19 @@ def test_nothing_that_is_no_number_reaches_the_posterior(name, value, tmp_path):
         def on_end(self) -> None:
             pass
 
-    options = {"rounds": 4, "fraction": 1.0, "batch_size": 4, "evaluate_on": None, "progress": False, "schedule": "constant"}
+    options = {
+        "rounds": 4,
+        "fraction": 1.0,
+        "batch_size": 4,
+        "evaluate_on": None,
+        "progress": False,
+        "schedule": "constant",
+    }
     try:
         run = fedhb.fit(nn_relu(), who, algorithm, out=out, callbacks=[Spoil()], **options)
-        assert value == 3e38 and all(torch.isfinite(v).all() for v in run.state.server.values() if v.is_floating_point())
+        assert value == 3e38 and all(
+            torch.isfinite(v).all() for v in run.state.server.values() if v.is_floating_point()
+        )
         return
     except DivergedError as error:
         assert "round 3" in str(error) or "round 4" in str(error)
@@ -167,23 +220,42 @@ def test_a_learning_rate_of_any_size(name):
         except DivergedError as error:
             assert exponent > 0 and "lower the learning rate" in str(error)
             continue
-        assert all(torch.isfinite(v).all() for v in run.state.server.values() if v.is_floating_point())
-        assert all(math.isfinite(v) for task in ("global", "personalised") for v in run.result[task].values() if v is not None)
+        assert all(
+            torch.isfinite(v).all() for v in run.state.server.values() if v.is_floating_point()
+        )
+        assert all(
+            math.isfinite(v)
+            for task in ("global", "personalised")
+            for v in run.result[task].values()
+            if v is not None
+        )
 
 
 @pytest.mark.filterwarnings("ignore:column .* of the inputs is used with seven digits")
 @many
 @given(
-    scale=SCALES, shift=SCALES, sizes=st.lists(st.sampled_from([1, 2, 5, 50]), min_size=1, max_size=5), seed=st.integers(0, 99)
+    scale=SCALES,
+    shift=SCALES,
+    sizes=st.lists(st.sampled_from([1, 2, 5, 50]), min_size=1, max_size=5),
+    seed=st.integers(0, 99),
 )
 def test_data_of_any_scale(scale, shift, sizes, seed):
     """Inputs are standardised: a run on them is like any other. Where single precision cannot hold them, the user is told."""
     rng = np.random.default_rng(seed)
-    train = [(shift + scale * rng.normal(size=(n, FEATURES)), rng.integers(0, CLASSES, n)) for n in sizes]
+    train = [
+        (shift + scale * rng.normal(size=(n, FEATURES)), rng.integers(0, CLASSES, n)) for n in sizes
+    ]
     try:
         who = Clients.from_arrays(train, train, num_classes=CLASSES, standardise=True)
         run = fedhb.fit(
-            mlp(torch.float32), who, FedAvg(), rounds=2, fraction=1.0, batch_size=4, progress=False, evaluate_on="test"
+            mlp(torch.float32),
+            who,
+            FedAvg(),
+            rounds=2,
+            fraction=1.0,
+            batch_size=4,
+            progress=False,
+            evaluate_on="test",
         )
     except (InputError, DivergedError) as error:
         assert str(error)
@@ -196,10 +268,24 @@ def test_data_of_any_scale(scale, shift, sizes, seed):
 def test_targets_of_any_scale(target):
     """A regression on targets of any size: finite predictions of that size, or an error that says why not."""
     rng = np.random.default_rng(0)
-    pairs = [((x := rng.normal(size=(20, FEATURES)).astype(np.float32)), (target * x[:, 0]).astype(np.float64)) for _ in range(4)]
+    pairs = [
+        (
+            (x := rng.normal(size=(20, FEATURES)).astype(np.float32)),
+            (target * x[:, 0]).astype(np.float64),
+        )
+        for _ in range(4)
+    ]
     try:
         who = Clients.from_arrays(pairs, pairs)
-        run = fedhb.fit(mlp(torch.float32, outputs=2), who, FedAvg(), rounds=30, fraction=1.0, batch_size=4, progress=False)
+        run = fedhb.fit(
+            mlp(torch.float32, outputs=2),
+            who,
+            FedAvg(),
+            rounds=30,
+            fraction=1.0,
+            batch_size=4,
+            progress=False,
+        )
     except (InputError, DivergedError) as error:
         assert str(error) and target not in (1.0,)
         return
@@ -211,7 +297,10 @@ def test_targets_of_any_scale(target):
 def test_clients_of_any_size(size):
     """Beside each other: one example, and a hundred thousand."""
     rng = np.random.default_rng(1)
-    pairs = [(rng.normal(size=(n, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, n)) for n in (size, 1, 5)]
+    pairs = [
+        (rng.normal(size=(n, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, n))
+        for n in (size, 1, 5)
+    ]
     who = Clients.from_arrays(pairs, num_classes=CLASSES)
     for name in ("niw-full", "mixture-full", "fedavg-full", "fedpa-full", "pfedbayes-full"):
         prob, algorithm = problem(mlp(torch.float32), who), CASES[name]
@@ -221,5 +310,10 @@ def test_clients_of_any_size(size):
         step = replace(plan(algorithm), epochs=1, batch_size=100)
         found, _ = algorithm.local_update(prob, received, who, memory, step, Randomness(0, 1))
         summary = algorithm.summarise(prob, received, found, Randomness(0, 1))
-        check_server(algorithm.aggregate(prob, server, {k: v.double() for k, v in summary.items()}, Randomness(0, 1)), 1)
+        check_server(
+            algorithm.aggregate(
+                prob, server, {k: v.double() for k, v in summary.items()}, Randomness(0, 1)
+            ),
+            1,
+        )
         assert len(ids) == float(summary["count"])

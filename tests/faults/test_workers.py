@@ -73,8 +73,12 @@ class Faulty(fedhb.NIW):
     victim: int = 2
     round: int = 2
 
-    def local_update(self, problem: Any, received: Any, clients: Any, memory: Any, plan: Any, rng: Any) -> Any:
-        due = rng.round == self.round and self.victim in clients.ids.tolist() and os.getpid() != HERE
+    def local_update(
+        self, problem: Any, received: Any, clients: Any, memory: Any, plan: Any, rng: Any
+    ) -> Any:
+        due = (
+            rng.round == self.round and self.victim in clients.ids.tolist() and os.getpid() != HERE
+        )
         for token in sorted(Path(self.folder).iterdir()) if due else ():
             with contextlib.suppress(FileNotFoundError):  # another process took it
                 token.unlink()
@@ -139,14 +143,21 @@ def test_a_round_is_finished_by_the_others(fault, times, impatient, tmp_path, ca
         found = three_rounds(algorithm, executor, store)
         assert not list(tokens.iterdir())  # it did happen
         assert same_bits(found[0], right[0]) and found[2] == right[2]
-        assert found[1].keys() == right[1].keys() and all(same_bits(found[1][i], right[1][i]) for i in right[1])
+        assert found[1].keys() == right[1].keys() and all(
+            same_bits(found[1][i], right[1][i]) for i in right[1]
+        )
         assert "a worker process died" in caplog.text and SAYS.get(fault, "died") in caplog.text
         caplog.clear()
 
 
 def test_the_dead_are_replaced_in_the_next_round(impatient, tmp_path):
     (tmp_path / "once").touch()
-    algorithm, who, prob, store = Faulty(fault="killed", folder=str(tmp_path), round=1), clients(), problem(), ClientStore()
+    algorithm, who, prob, store = (
+        Faulty(fault="killed", folder=str(tmp_path), round=1),
+        clients(),
+        problem(),
+        ClientStore(),
+    )
     executor = Workers(prob, algorithm, who, store, 2, 1)
     try:
         server = algorithm.start(prob, Randomness(5))
@@ -162,7 +173,10 @@ def test_when_all_die_again_and_again_the_user_is_told(impatient, tmp_path):
     for k in range(20):
         (tmp_path / str(k)).touch()
     algorithm, store = Faulty(fault="killed", folder=str(tmp_path)), ClientStore()
-    with pytest.raises(WorkersError, match=r"all worker processes died, the last with exit code -9, killed.*fewer workers"):
+    with pytest.raises(
+        WorkersError,
+        match=r"all worker processes died, the last with exit code -9, killed.*fewer workers",
+    ):
         three_rounds(algorithm, Workers(problem(), algorithm, clients(), store, 2, 1), store)
 
 
@@ -180,7 +194,9 @@ def test_slow_work_is_not_taken_for_a_hang(impatient, monkeypatch):
     executor = Workers(prob, algorithm, clients(), store, 2, 3)
     monkeypatch.setattr(workers.log, "warning", pytest.fail)
     try:
-        executor.run(algorithm.start(prob, Randomness(5)), range(6), plan(algorithm), Randomness(5, 1))
+        executor.run(
+            algorithm.start(prob, Randomness(5)), range(6), plan(algorithm), Randomness(5, 1)
+        )
     finally:
         executor.close()
 
@@ -219,7 +235,8 @@ def alive(pid: int) -> bool:
 def shared_memory() -> set[Path]:
     """Segments and semaphores, but for those that name another living process: other work on this machine comes and goes."""
     named = {
-        path: [int(number) for number in re.findall(r"[-_](\d{3,})(?=[-_])", path.name)] for path in Path("/dev/shm").iterdir()
+        path: [int(number) for number in re.findall(r"[-_](\d{3,})(?=[-_])", path.name)]
+        for path in Path("/dev/shm").iterdir()
     }
     return {path for path, numbers in named.items() if not any(alive(number) for number in numbers)}
 
@@ -244,14 +261,25 @@ def test_nothing_is_left(how, tmp_path):
         paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
         script = SCRIPT.format(rounds=rounds, paths=paths, fails=how == "by an error", out=str(out))
         # a group of its own: Ctrl-C in a terminal reaches the workers too
-        process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         forked: set[int] = set()
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             forked |= children(process.pid)
-            if number is not None and len(forked) >= 2 and list(out.glob("checkpoint/round-*.json")):
+            if (
+                number is not None
+                and len(forked) >= 2
+                and list(out.glob("checkpoint/round-*.json"))
+            ):
                 time.sleep(0.03 * case)
-                os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(process.pid, number)
+                os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(
+                    process.pid, number
+                )
                 break
             time.sleep(0.005)
         _, said = process.communicate(timeout=60)

@@ -30,7 +30,11 @@ def evaluate(message, context):
 def train(message, context):
     order, seed = message.content["order"], settings_of(context.run_config).seed
     now = f"{seed}/{order['round']}/{order['attempt']}/"
-    kinds = [f.removeprefix(now) for f in str(context.node_config.get("faults", "")).split(",") if f.startswith(now)]
+    kinds = [
+        f.removeprefix(now)
+        for f in str(context.node_config.get("faults", "")).split(",")
+        if f.startswith(now)
+    ]
     if "die" in kinds:
         Path(str(context.node_config["flag"])).touch()
         time.sleep(300)

@@ -48,7 +48,9 @@ class Machines:
 
     def __init__(self, folder: Path):
         self.mark = f"machines-{os.getpid()}"
-        self.names = {who: f"fh{os.getpid()}{who.replace(' ', '')}" for who in ("server", "node 0", "node 1")}
+        self.names = {
+            who: f"fh{os.getpid()}{who.replace(' ', '')}" for who in ("server", "node 0", "node 1")
+        }
         self.folders = {who: folder / who.replace(" ", "-") for who in self.names}
         self.started: list[subprocess.Popen] = []
         for who, name in self.names.items():
@@ -61,7 +63,20 @@ class Machines:
         ip("-n", server, "link", "set", "bridge0", "up")
         for k in range(2):
             node = self.names[f"node {k}"]
-            ip("-n", node, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{k}", "netns", server)
+            ip(
+                "-n",
+                node,
+                "link",
+                "add",
+                "eth0",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"port{k}",
+                "netns",
+                server,
+            )
             ip("-n", server, "link", "set", f"port{k}", "master", "bridge0", "up")
             ip("-n", node, "addr", "add", f"192.0.2.{k + 2}/24", "dev", "eth0")
             ip("-n", node, "link", "set", "eth0", "up")
@@ -73,7 +88,12 @@ class Machines:
         environment = {**os.environ, **SETTINGS, "PATH": path, MARK: self.mark}
         with (self.folders[who] / "log").open("ab") as log:
             process = subprocess.Popen(
-                words, cwd=self.folders[who], env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                words,
+                cwd=self.folders[who],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self.started.append(process)
         if not stays:
@@ -130,7 +150,9 @@ def test_the_document_leads_to_a_federation_on_several_machines(machines):
                 node = where.removeprefix("from the server to ")
                 machines.run("server", line.replace("NODE", str(machines.folders[node])), False)
             else:
-                machines.run(where.removeprefix("on ").removeprefix("the ").partition(",")[0], line, stays)
+                machines.run(
+                    where.removeprefix("on ").removeprefix("the ").partition(",")[0], line, stays
+                )
         if stays and "server" in where:
             wait_until_it_listens(machines)
     out = machines.folders["server"] / "fed" / "run"
@@ -139,7 +161,9 @@ def test_the_document_leads_to_a_federation_on_several_machines(machines):
         assert time.monotonic() < end, machines.log("server") + machines.log("node 0")
         time.sleep(0.5)
     result = json.loads((out / "result.json").read_text())
-    assert result["rounds"] == 2 and result["dataset"] == "nodes" and result["executor"]["nodes"] == 2
+    assert (
+        result["rounds"] == 2 and result["dataset"] == "nodes" and result["executor"]["nodes"] == 2
+    )
     assert result["global"]["accuracy"] > 0.5
     run = fedhb.load(out)
     assert run.predict(np.zeros((2, 5), np.float32)).shape == (2, 3)

@@ -48,8 +48,20 @@ MORE = {1: {"FAULT": "twice"}}
 
 
 def settings(algorithm: str, seed: int, **changes) -> Settings:
-    base = {"dataset": "digits", "num_clients": NODES, "shards_per_client": 4, "max_examples": 60, "batch_size": 10}
-    base |= {"fraction": 1.0, "rounds": 3, "personal_epochs": 1, "workers": 1, "model": {"name": "mlp", "hidden": 16}}
+    base = {
+        "dataset": "digits",
+        "num_clients": NODES,
+        "shards_per_client": 4,
+        "max_examples": 60,
+        "batch_size": 10,
+    }
+    base |= {
+        "fraction": 1.0,
+        "rounds": 3,
+        "personal_epochs": 1,
+        "workers": 1,
+        "model": {"name": "mlp", "hidden": 16},
+    }
     return Settings.resolve({**base, "algorithm": algorithm, "seed": seed, **changes}, {})
 
 
@@ -59,7 +71,9 @@ class Federation:
     def __init__(self, folder: Path):
         self.folder = folder
         app_files.init(folder, NODES, ["127.0.0.1"], 8000, settings("niw", CLEAN))
-        (folder / "app" / "fedhb_app" / "client_app.py").write_text((HERE / "faulty.py").read_text())
+        (folder / "app" / "fedhb_app" / "client_app.py").write_text(
+            (HERE / "faulty.py").read_text()
+        )
         self.local = Local(folder)
         self.flag, self.stall = folder / "dying", folder / "stall"
         try:
@@ -75,8 +89,17 @@ class Federation:
         return self.folder / "keys" / f"node-{k}"
 
     def start(self, k: int) -> None:
-        config = {"partition-id": k, "faults": FAULTS.get(k, ""), "flag": str(self.flag), "late": LATE}
-        more = {"PYTHONPATH": str(HERE / "twice"), **MORE.get(k, {}), **({"STALL": str(self.stall)} if k == 2 else {})}
+        config = {
+            "partition-id": k,
+            "faults": FAULTS.get(k, ""),
+            "flag": str(self.flag),
+            "late": LATE,
+        }
+        more = {
+            "PYTHONPATH": str(HERE / "twice"),
+            **MORE.get(k, {}),
+            **({"STALL": str(self.stall)} if k == 2 else {}),
+        }
         self.local.start_node(f"node-{k}", self.key(k), config, more)
 
     def submit(self, chosen: Settings, out: Path, **rules) -> RunFolder:
@@ -111,7 +134,11 @@ def close(ours, theirs):
     assert ours.keys() == theirs.keys()
     for key in ours:
         torch.testing.assert_close(
-            ours[key], theirs[key], rtol=TOLERANCE, atol=TOLERANCE, msg=lambda text, key=key: f"{key}: {text}"
+            ours[key],
+            theirs[key],
+            rtol=TOLERANCE,
+            atol=TOLERANCE,
+            msg=lambda text, key=key: f"{key}: {text}",
         )
 
 
@@ -157,15 +184,22 @@ def test_faults_cost_their_own_answers_and_nothing_else(federation, tmp_path):
     federation.follow(out)
     federation.start(3)  # for the tests below: with its key it is the same node again
     good = [r["answered"] for r in out.rounds()]
-    assert good in ([[0], [0, 1], [0, 2], [0, 1]], [[0], [0, 1], [0], [0, 1]])  # on a busy machine the late one may be late again
+    assert good in (
+        [[0], [0, 1], [0, 2], [0, 1]],
+        [[0], [0, 1], [0], [0, 1]],
+    )  # on a busy machine the late one may be late again
     events = [json.loads(line) for line in (out.path / "events.jsonl").read_text().splitlines()]
-    said = {(e["round"], e["client"]): e["detail"] for e in events if e["event"] == "answer refused"}
+    said = {
+        (e["round"], e["client"]): e["detail"] for e in events if e["event"] == "answer refused"
+    }
     assert said[1, 1] == said[1, 2] == "'m' holds NaN or infinity"
     assert "has shape" in said[1, 3] and "has norm" in said[3, 1]
     assert f"no answer within {DEADLINE:g} s" in said[2, 2]
     assert (2, 3) in said and (3, 3) in said
     assert all(len(e["key"]) == 32 and e["node"] for e in events if e["event"] == "answer refused")
-    assert said[4, 2].startswith("its answer was announced but did not come") and "stalling" in federation.log("node-2")
+    assert said[4, 2].startswith(
+        "its answer was announced but did not come"
+    ) and "stalling" in federation.log("node-2")
     assert federation.log("node-1").count("sent again") >= 5
     close(posterior(out), simulate(chosen, good))
     assert out.read_json("result.json")["per_client"]["global_accuracy"][3] is None
@@ -178,14 +212,21 @@ def simulate(chosen: Settings, cohorts):
     from fedhb.flower.node import Node
 
     clients, _ = make_clients(chosen)
-    task = Task.of(chosen, Census.of([Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))]))
+    task = Task.of(
+        chosen,
+        Census.of([Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))]),
+    )
     problem, algorithm = task.problem, task.algorithm
     server = algorithm.start(problem, Randomness(chosen.seed))
     for done, positions in enumerate(cohorts):
         rng = Randomness(chosen.seed, done + 1)
         lr = learning_rate(chosen.schedule, chosen.lr, done, chosen.rounds)
-        plan = Plan(chosen.local_epochs, chosen.batch_size, lr, chosen.momentum, algorithm.update == "full")
-        sums, _ = InProcess(problem, algorithm, clients, ClientStore()).run(server, positions, plan, rng)
+        plan = Plan(
+            chosen.local_epochs, chosen.batch_size, lr, chosen.momentum, algorithm.update == "full"
+        )
+        sums, _ = InProcess(problem, algorithm, clients, ClientStore()).run(
+            server, positions, plan, rng
+        )
         server = algorithm.aggregate(problem, server, sums, rng)
     return server
 
@@ -204,7 +245,9 @@ def test_a_killed_server_resumes_to_the_simulators_posterior(federation, tmp_pat
     federation.follow(out)
     simulated = train(chosen, tmp_path / "simulated", progress=False)
     assert [r["round"] for r in out.rounds()] == [1, 2, 3]
-    assert all(r["answered"] == [0, 1, 2, 3] for r in out.rounds()), "a restarted node takes part again"
+    assert all(r["answered"] == [0, 1, 2, 3] for r in out.rounds()), (
+        "a restarted node takes part again"
+    )
     close(posterior(out), simulated.state.server)
     for task in ("global", "personalised"):
         assert out.read_json("result.json")[task] == pytest.approx(simulated.result[task], abs=1e-2)
@@ -218,4 +261,6 @@ def test_a_round_with_too_few_answers_is_tried_again(federation, tmp_path):
     assert [r["attempts"] for r in out.rounds()] == [2, 1]
     simulated = train(chosen, tmp_path / "simulated", progress=False)
     close(posterior(out), simulated.state.server)
-    assert out.read_json("result.json")["global"] == pytest.approx(simulated.result["global"], abs=1e-2)
+    assert out.read_json("result.json")["global"] == pytest.approx(
+        simulated.result["global"], abs=1e-2
+    )

@@ -26,9 +26,17 @@ def through_the_wire(message: Message) -> Message:
 class Loopback(Grid):
     """Nodes with these configs. `fault(node, message, reply) -> [replies]` stands between a node and the server."""
 
-    def __init__(self, configs: Iterable[dict[str, Any]], run_config: dict[str, Any], fault: Callable[..., Any] | None = None):
+    def __init__(
+        self,
+        configs: Iterable[dict[str, Any]],
+        run_config: dict[str, Any],
+        fault: Callable[..., Any] | None = None,
+    ):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.contexts = {FIRST + k: Context(1, FIRST + k, config, RecordDict(), run_config) for k, config in enumerate(configs)}
+        self.contexts = {
+            FIRST + k: Context(1, FIRST + k, config, RecordDict(), run_config)
+            for k, config in enumerate(configs)
+        }
         self.keys = {node: f"key {node}".encode() for node in self.contexts}
         self.fault = fault
         self.offline: set[int] = set()
@@ -44,7 +52,9 @@ class Loopback(Grid):
     def create_message(self, *args: Any, **options: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         raise AssertionError("it collects a list of answers")
 
     def get_node_ids(self) -> list[int]:

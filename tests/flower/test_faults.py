@@ -17,7 +17,10 @@ pytest.importorskip("flwr")
 
 import httpx
 from flwr.app import Array, ArrayRecord
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    validate_object_content,
+)
 from loopback import FIRST, Loopback
 from test_same_numbers import config, federation, small
 
@@ -37,10 +40,17 @@ def spoiled(change):
     """A fault that changes the arrays of client 2's answers in round 1."""
 
     def fault(client, message, reply):
-        if client == 2 and "received" in message.content and message.content["order"]["round"] == 1 and reply.has_content():
+        if (
+            client == 2
+            and "received" in message.content
+            and message.content["order"]["round"] == 1
+            and reply.has_content()
+        ):
             found = {key: array.numpy().copy() for key, array in reply.content["found"].items()}
             change(found)
-            reply.content["found"] = ArrayRecord({key: Array(value) for key, value in found.items()})
+            reply.content["found"] = ArrayRecord(
+                {key: Array(value) for key, value in found.items()}
+            )
         return [reply]
 
     return fault
@@ -104,7 +114,12 @@ def test_a_bad_answer_is_refused_and_named_and_enters_no_sum(tmp_path, what):
     grid.fault = spoiled(change)
     run = serve(grid, chosen)
     (event,) = events(tmp_path / "out")
-    assert event["event"] == "answer refused" and event["client"] == 2 and event["node"] == FIRST + 2 and event["round"] == 1
+    assert (
+        event["event"] == "answer refused"
+        and event["client"] == 2
+        and event["node"] == FIRST + 2
+        and event["round"] == 1
+    )
     assert reason in event["detail"] and len(event["key"]) == 32
     assert run.records[0]["answered"] == [0, 1, 3]
     expected = without(settings, [0, 1, 3])
@@ -113,7 +128,8 @@ def test_a_bad_answer_is_refused_and_named_and_enters_no_sum(tmp_path, what):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "more", "key"), [("fedem", {}, "pi"), ("fedbe", {"fedbe": {"posterior": "dirichlet"}}, "g")]
+    ("algorithm", "more", "key"),
+    [("fedem", {}, "pi"), ("fedbe", {"fedbe": {"posterior": "dirichlet"}}, "g")],
 )
 def test_weights_that_are_negative_are_refused(tmp_path, algorithm, more, key):
     grid, chosen = federation(small(algorithm, rounds=1, fraction=1.0, **more), tmp_path / "out")
@@ -127,7 +143,9 @@ def test_no_client_takes_over_the_average_by_its_word_for_its_examples(tmp_path)
     settings = small("fedavg", rounds=1, fraction=1.0, defence="default")
     clean = serve(*federation(settings, tmp_path / "clean"))
     grid, chosen = federation(settings, tmp_path / "out")
-    grid.fault = spoiled(lambda found: (negative(found), np.add(found["examples"], 1, out=found["examples"])))
+    grid.fault = spoiled(
+        lambda found: (negative(found), np.add(found["examples"], 1, out=found["examples"]))
+    )
     run = serve(grid, chosen)
     assert run.records[0]["answered"] == [0, 1, 3]
     assert run.state.server["theta"].norm() < 2 * clean.state.server["theta"].norm()
@@ -140,13 +158,23 @@ def without(settings, positions):
     from fedhb.flower.federated_task import Task
     from fedhb.flower.node import Node
 
-    census = Census.of([Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))])
+    census = Census.of(
+        [Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))]
+    )
     task = Task.of(settings, census)
     rng, algorithm = Randomness(settings.seed, 1), build(settings.algorithm)
     server = algorithm.start(task.problem, Randomness(settings.seed))
     lr = settings.lr  # the step schedule of a single round
-    plan = Plan(settings.local_epochs, settings.batch_size, lr, settings.momentum, algorithm.update == "full")
-    sums, _ = InProcess(task.problem, algorithm, clients, ClientStore()).run(server, positions, plan, rng)
+    plan = Plan(
+        settings.local_epochs,
+        settings.batch_size,
+        lr,
+        settings.momentum,
+        algorithm.update == "full",
+    )
+    sums, _ = InProcess(task.problem, algorithm, clients, ClientStore()).run(
+        server, positions, plan, rng
+    )
     return algorithm.aggregate(task.problem, server, sums, rng)
 
 
@@ -161,7 +189,9 @@ def test_an_answer_that_comes_twice_counts_once(tmp_path):
     settings = small("niw", rounds=2, fraction=1.0)
     clean = serve(*federation(settings, tmp_path / "clean"))
     grid, chosen = federation(settings, tmp_path / "out")
-    grid.fault = lambda client, message, reply: [reply, reply] if client == 1 and "received" in message.content else [reply]
+    grid.fault = lambda client, message, reply: (
+        [reply, reply] if client == 1 and "received" in message.content else [reply]
+    )
     run = serve(grid, chosen)
     assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items())
     told = [e for e in events(tmp_path / "out") if "twice" in e["detail"]]
@@ -225,14 +255,21 @@ def test_an_answer_that_cannot_be_decoded_is_one_nodes_alone(tmp_path, kind):
 
     def pulled(numbers):
         found = pull(numbers)
-        if any(m.metadata.src_node_id == FIRST + 2 and m.metadata.message_type == "train" for m in found):
+        if any(
+            m.metadata.src_node_id == FIRST + 2 and m.metadata.message_type == "train"
+            for m in found
+        ):
             undecodable(kind)
         return found
 
     grid.pull_messages = pulled
     assert serve(grid, chosen).records[0]["answered"] == [0, 1, 3]
     (event,) = events(tmp_path / "out")
-    assert event["event"] == "answer refused" and event["client"] == 2 and "cannot be read" in event["detail"]
+    assert (
+        event["event"] == "answer refused"
+        and event["client"] == 2
+        and "cannot be read" in event["detail"]
+    )
 
 
 def test_trouble_on_the_way_to_the_superlink_is_not_a_nodes(tmp_path):
@@ -259,7 +296,9 @@ def test_an_answer_without_records_is_refused(tmp_path):
 
     grid.pull_messages = pulled
     assert serve(grid, chosen).records[0]["answered"] == [0, 1, 3]
-    assert events(tmp_path / "out")[0]["detail"] == "its answer cannot be read (it holds ArrayRecord)"
+    assert (
+        events(tmp_path / "out")[0]["detail"] == "its answer cannot be read (it holds ArrayRecord)"
+    )
 
 
 def test_too_few_answers_fail_the_round_and_it_is_tried_again(tmp_path):
@@ -283,7 +322,11 @@ def test_too_few_answers_fail_the_round_and_it_is_tried_again(tmp_path):
 
 def test_a_round_that_never_gets_enough_answers_ends_the_run_at_the_last_good_one(tmp_path):
     def fault(client, message, reply):
-        return [] if "received" in message.content and message.content["order"]["round"] == 2 else [reply]
+        return (
+            []
+            if "received" in message.content and message.content["order"]["round"] == 2
+            else [reply]
+        )
 
     settings = small("niw", rounds=3, fraction=1.0)
     grid, chosen = federation(settings, tmp_path / "out", deadline=0.05, retries=1)
@@ -319,7 +362,11 @@ def test_another_key_cannot_take_a_clients_place(tmp_path):
     run = serve(grid, chosen)
     assert run.records[0]["answered"] == [0, 1, 2, 3]
     (event,) = events(tmp_path / "out")
-    assert event["event"] == "node refused" and event["node"] == FIRST + 4 and "belongs to another key" in event["detail"]
+    assert (
+        event["event"] == "node refused"
+        and event["node"] == FIRST + 4
+        and "belongs to another key" in event["detail"]
+    )
 
 
 class Killed(BaseException):
@@ -340,7 +387,7 @@ def test_a_server_killed_at_any_call_resumes_to_the_same_bits(tmp_path, algorith
             def call(*args):
                 nonlocal calls
                 calls += 1
-                if calls == moment:  # noqa: B023
+                if calls == moment:
                     raise Killed
                 return method(*args)
 
@@ -357,7 +404,9 @@ def test_a_server_killed_at_any_call_resumes_to_the_same_bits(tmp_path, algorith
             return
         grid.push_messages, grid.pull_messages = push, pull
         run = serve(grid, chosen | {"resume": True})
-        assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items()), moment
+        assert all(torch.equal(run.state.server[k], v) for k, v in clean.state.server.items()), (
+            moment
+        )
         assert [r["round"] for r in run.records] == [1, 2], moment
         assert run.result["personalised"] == clean.result["personalised"], moment
         shutil.rmtree(out)
@@ -409,7 +458,9 @@ def test_what_a_client_remembers_counts_only_where_its_answer_did(tmp_path):
 
     def fault(client, message, reply):
         order = message.content["order"] if "received" in message.content else {}
-        return [] if client != 0 and (order.get("round"), order.get("attempt")) == (2, 1) else [reply]
+        return (
+            [] if client != 0 and (order.get("round"), order.get("attempt")) == (2, 1) else [reply]
+        )
 
     grid, chosen = federation(settings, tmp_path / "out", deadline=0.3)
     grid.fault = fault
@@ -440,7 +491,9 @@ def test_memory_on_disk_outlives_the_node(tmp_path):
     settings = small("local", rounds=3, fraction=1.0)
     clean = serve(*federation(settings, tmp_path / "clean"))
     chosen = config(settings, tmp_path / "out")
-    grid = Loopback([{"partition-id": k, "keep": str(tmp_path / f"keep{k}")} for k in range(4)], chosen)
+    grid = Loopback(
+        [{"partition-id": k, "keep": str(tmp_path / f"keep{k}")} for k in range(4)], chosen
+    )
 
     def fault(client, message, reply):
         grid.contexts[FIRST + client].state.clear()
@@ -448,14 +501,18 @@ def test_memory_on_disk_outlives_the_node(tmp_path):
 
     grid.fault = fault
     run = serve(grid, chosen)
-    assert run.result["personalised"] == clean.result["personalised"] and not events(tmp_path / "out")
+    assert run.result["personalised"] == clean.result["personalised"] and not events(
+        tmp_path / "out"
+    )
     assert all(len(list((tmp_path / f"keep{k}").rglob("*.safetensors"))) == 2 for k in range(4))
 
 
 def test_a_damaged_memory_on_disk_counts_as_lost(tmp_path):
     """The client begins anew and says so, as where the file is not there; its node goes on."""
     chosen = config(small("local", rounds=2, fraction=1.0), tmp_path / "out")
-    grid = Loopback([{"partition-id": k, "keep": str(tmp_path / f"keep{k}")} for k in range(4)], chosen)
+    grid = Loopback(
+        [{"partition-id": k, "keep": str(tmp_path / f"keep{k}")} for k in range(4)], chosen
+    )
 
     def fault(client, message, reply):
         grid.contexts[FIRST + client].state.clear()
@@ -467,7 +524,9 @@ def test_a_damaged_memory_on_disk_counts_as_lost(tmp_path):
     grid.fault = fault
     run = serve(grid, chosen)
     assert run.result["rounds"] == 2
-    assert [(e["client"], e["round"]) for e in events(tmp_path / "out") if e["event"] == "memory lost"] == [(1, 2)]
+    assert [
+        (e["client"], e["round"]) for e in events(tmp_path / "out") if e["event"] == "memory lost"
+    ] == [(1, 2)]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
@@ -477,7 +536,10 @@ def test_a_finished_run_is_not_run_again(tmp_path):
         serve(grid, chosen)
     asked = len(grid.sent)
     assert serve(grid, chosen | {"resume": True}).result["rounds"] == 1
-    assert len(grid.sent) == asked and json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "done"
+    assert (
+        len(grid.sent) == asked
+        and json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "done"
+    )
 
 
 def test_nodes_with_another_network_are_refused(tmp_path, monkeypatch):
@@ -486,7 +548,9 @@ def test_nodes_with_another_network_are_refused(tmp_path, monkeypatch):
 
     grid, chosen = federation(small("fedbabu", rounds=1, fraction=1.0), tmp_path / "out", retries=0)
     monkeypatch.setattr(
-        client_app.Task, "network_digest", lambda self, real=client_app.Task.network_digest: real(self) + str(id(self))
+        client_app.Task,
+        "network_digest",
+        lambda self, real=client_app.Task.network_digest: real(self) + str(id(self)),
     )
     with pytest.raises(DivergedError):
         serve(grid, chosen)

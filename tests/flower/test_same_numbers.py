@@ -35,11 +35,20 @@ TOLERANCE = 2e-4
 
 
 def small(algorithm: str, **changes) -> Settings:
-    return Settings.resolve({**SMALL, "algorithm": algorithm, "model": {"name": "mlp", "hidden": 6}, **changes}, {})
+    return Settings.resolve(
+        {**SMALL, "algorithm": algorithm, "model": {"name": "mlp", "hidden": 6}, **changes}, {}
+    )
 
 
 def config(settings: Settings, out, **rules) -> dict:
-    return {"settings": settings.to_toml({}), "out": str(out), "nodes": 4, "poll": 0.001, "deadline": 2.0, **rules}
+    return {
+        "settings": settings.to_toml({}),
+        "out": str(out),
+        "nodes": 4,
+        "poll": 0.001,
+        "deadline": 2.0,
+        **rules,
+    }
 
 
 def federation(settings: Settings, out, **rules) -> tuple[Loopback, dict]:
@@ -51,7 +60,11 @@ def close(ours, theirs, what: str) -> None:
     assert ours.keys() == theirs.keys()
     for key in ours:
         torch.testing.assert_close(
-            ours[key], theirs[key], rtol=TOLERANCE, atol=TOLERANCE, msg=lambda text, key=key: f"{what} {key}: {text}"
+            ours[key],
+            theirs[key],
+            rtol=TOLERANCE,
+            atol=TOLERANCE,
+            msg=lambda text, key=key: f"{what} {key}: {text}",
         )
 
 
@@ -71,13 +84,17 @@ def test_every_algorithm_ends_where_the_simulator_does(tmp_path, case):
     close(run.state.server, simulated.state.server, case)
     assert run.result.keys() == simulated.result.keys()
     for task in ("global", "personalised"):
-        assert run.result[task] == pytest.approx(simulated.result[task], abs=2e-2)  # of 40 test examples a client
+        assert run.result[task] == pytest.approx(
+            simulated.result[task], abs=2e-2
+        )  # of 40 test examples a client
     assert run.result["communication"] == simulated.result["communication"]
     assert run.result["data"] == simulated.result["data"]
     assert run.result["per_client"].keys() == simulated.result["per_client"].keys()
     names = {path.name for path in (tmp_path / "flower").iterdir()}
     simulators = {path.name for path in (tmp_path / "simulated").iterdir()}
-    assert names >= simulators - {"evaluation.json"}  # which tells of the clients' labels and predictions: they stay on the nodes
+    assert names >= simulators - {
+        "evaluation.json"
+    }  # which tells of the clients' labels and predictions: they stay on the nodes
     ours, theirs = run.records, simulated.records
     assert [r["round"] for r in ours] == [1, 2, 3]
     assert [r["loss"] for r in ours] == pytest.approx([r["loss"] for r in theirs], rel=1e-3)
@@ -112,8 +129,13 @@ def test_holdout_and_validation_are_the_simulators(tmp_path):
     run = serve(*federation(settings, tmp_path / "flower"))
     close(run.state.server, simulated.state.server, "fedavg")
     assert run.result["split"] == "validation"
-    assert run.result["holdout"]["per_client"]["client"] == simulated.result["holdout"]["per_client"]["client"]
-    assert run.result["holdout"]["global"] == pytest.approx(simulated.result["holdout"]["global"], abs=2e-2)
+    assert (
+        run.result["holdout"]["per_client"]["client"]
+        == simulated.result["holdout"]["per_client"]["client"]
+    )
+    assert run.result["holdout"]["global"] == pytest.approx(
+        simulated.result["holdout"]["global"], abs=2e-2
+    )
 
 
 def test_pooling_is_refused(tmp_path):
@@ -128,8 +150,16 @@ def own_files(folder, regression: int):
     for k in range(4):
         n = 30 + 7 * k
         x = rng.normal(loc=k, scale=1 + k, size=(n, 5)).astype(np.float32)
-        y = (x[:, 0] * 2 + rng.normal(size=n)).astype(np.float32) if regression else rng.integers(0, 3, n)
-        y = np.stack([y, 1000 - 300 * x[:, 1], np.full_like(y, 0.1)], axis=1) if regression > 1 else y
+        y = (
+            (x[:, 0] * 2 + rng.normal(size=n)).astype(np.float32)
+            if regression
+            else rng.integers(0, 3, n)
+        )
+        y = (
+            np.stack([y, 1000 - 300 * x[:, 1], np.full_like(y, 0.1)], axis=1)
+            if regression > 1
+            else y
+        )
         split = ((np.arange(n) % 5 == 0) & (k != 2)).astype(np.int64)  # client 2 has no test rows
         np.savez(folder / f"{k}.npz", x=x, y=y, split=split)
         parts.append((x, y, split, np.full(n, k)))
@@ -144,7 +174,9 @@ def test_nodes_with_their_own_files_agree_by_sums_alone(tmp_path, regression):
     settings = small("niw", data=str(tmp_path / "all.npz"))
     simulated = train(settings, tmp_path / "simulated", progress=False)
     chosen = config(replace(settings, data=""), tmp_path / "flower")
-    grid = Loopback([{"partition-id": k, "data": str(tmp_path / f"{k}.npz")} for k in range(4)], chosen)
+    grid = Loopback(
+        [{"partition-id": k, "data": str(tmp_path / f"{k}.npz")} for k in range(4)], chosen
+    )
     run = serve(grid, chosen)
     close(run.state.server, simulated.state.server, "own files")
     scaling, theirs = run.problem.network.scaling, simulated.problem.network.scaling
@@ -156,18 +188,31 @@ def test_nodes_with_their_own_files_agree_by_sums_alone(tmp_path, regression):
     assert missing == [[False, False, True, False]] * 2
     if regression:
         ours, others = (r.problem.likelihood for r in (run, simulated))
-        assert isinstance(ours.scale, float if regression == 1 else tuple) and ours.num_targets == others.num_targets
+        assert (
+            isinstance(ours.scale, float if regression == 1 else tuple)
+            and ours.num_targets == others.num_targets
+        )
         for key in ("centre", "scale"):
-            assert np.ravel(getattr(ours, key)) == pytest.approx(np.ravel(getattr(others, key)), rel=1e-12)
+            assert np.ravel(getattr(ours, key)) == pytest.approx(
+                np.ravel(getattr(others, key)), rel=1e-12
+            )
 
 
 def test_the_moments_of_every_target_are_needed(tmp_path):
     own_files(tmp_path, 3)
     facts = Facts.of(load_node(small("niw"), {"partition-id": 0, "data": str(tmp_path / "0.npz")}))
     census = Census.of([Facts.read(facts.to_json())])
-    assert Census.read(census.to_json()) == census and len(census.targets[0]) == len(census.targets[1]) == 3
-    few = replace(facts, targets=Moments(facts.targets.count, facts.targets.mean[:1], facts.targets.scatter[:1]))
-    with pytest.raises(ValueError, match="moments of 1 of 3 targets: install the server's version of fedhb"):
+    assert (
+        Census.read(census.to_json()) == census
+        and len(census.targets[0]) == len(census.targets[1]) == 3
+    )
+    few = replace(
+        facts,
+        targets=Moments(facts.targets.count, facts.targets.mean[:1], facts.targets.scatter[:1]),
+    )
+    with pytest.raises(
+        ValueError, match="moments of 1 of 3 targets: install the server's version of fedhb"
+    ):
         Facts.read(few.to_json())
 
 
@@ -186,7 +231,9 @@ def test_a_file_that_nodes_share_is_partitioned(tmp_path):
     settings = small("fedavg", data=str(tmp_path / "all.npz"))
     simulated = train(settings, tmp_path / "simulated", progress=False)
     chosen = config(settings, tmp_path / "flower")
-    grid = Loopback([{"partition-id": k, "shared": str(tmp_path / "all.npz")} for k in range(4)], chosen)
+    grid = Loopback(
+        [{"partition-id": k, "shared": str(tmp_path / "all.npz")} for k in range(4)], chosen
+    )
     close(serve(grid, chosen).state.server, simulated.state.server, "shared file")
 
 
@@ -200,17 +247,23 @@ def test_data_from_a_function_without_test_examples(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "owners.py").write_text("from test_same_numbers import patients\n")
     chosen = config(small("mixture"), tmp_path / "out")
-    run = serve(Loopback([{"partition-id": k, "data": "owners:patients"} for k in range(4)], chosen), chosen)
+    run = serve(
+        Loopback([{"partition-id": k, "data": "owners:patients"} for k in range(4)], chosen), chosen
+    )
     assert run.result["global"] is None and run.result["split"] is None
     assert run.problem.federation.num_examples == 80 and run.problem.federation.num_classes == 2
 
 
 def test_the_run_cannot_choose_a_nodes_file(tmp_path):
     own_files(tmp_path, 0)
-    grid, chosen = federation(small("niw", data=str(tmp_path / "all.npz")), tmp_path / "out", patience=0.05)
+    grid, chosen = federation(
+        small("niw", data=str(tmp_path / "all.npz")), tmp_path / "out", patience=0.05
+    )
     with pytest.raises(InputError, match="only 0 of 4 nodes"):
         serve(grid, chosen)
-    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()
+    ]
     assert {e["node"] for e in events} == set(range(FIRST, FIRST + 4))
     assert "is not this node's" in events[0]["detail"]
 
@@ -220,7 +273,9 @@ def test_nodes_that_do_not_fit_together_are_named(tmp_path):
     np.savez(tmp_path / "odd.npz", x=np.zeros((9, 7), np.float32), y=np.arange(9) % 3)
     chosen = config(small("niw"), tmp_path / "out")
     files = ["0.npz", "1.npz", "2.npz", "odd.npz"]
-    grid = Loopback([{"partition-id": k, "data": str(tmp_path / f)} for k, f in enumerate(files)], chosen)
+    grid = Loopback(
+        [{"partition-id": k, "data": str(tmp_path / f)} for k, f in enumerate(files)], chosen
+    )
     with pytest.raises(InputError, match=r"client 0 has input_shape=\(5,\), client 3 \(7,\)"):
         serve(grid, chosen)
 
@@ -244,9 +299,13 @@ def test_the_servers_memory_does_not_grow_with_the_cohort(tmp_path):
 def test_a_private_run_is_the_simulators_too(tmp_path, algorithm, monkeypatch):
     """With the same secret the same noise, on Flower as in one process, and the same epsilon."""
     pytest.importorskip("dp_accounting")
-    monkeypatch.setattr(Private, "mark", lambda self, summary: "")  # else noise follows from the rounding of the sums too
+    monkeypatch.setattr(
+        Private, "mark", lambda self, summary: ""
+    )  # else noise follows from the rounding of the sums too
     # by the lengths of others' answers, one client could decide who else counts
-    monkeypatch.setattr(Lengths, "check", lambda self, found: pytest.fail("an answer may be refused for its length"))
+    monkeypatch.setattr(
+        Lengths, "check", lambda self, found: pytest.fail("an answer may be refused for its length")
+    )
     settings = small(algorithm, dp_noise=0.2, dp_clip=0.5)
     for name in ("simulated", "flower"):
         (tmp_path / name).mkdir()
@@ -254,4 +313,7 @@ def test_a_private_run_is_the_simulators_too(tmp_path, algorithm, monkeypatch):
     simulated = train(settings, tmp_path / "simulated", progress=False)
     run = serve(*federation(settings, tmp_path / "flower"))
     close(run.state.server, simulated.state.server, algorithm)
-    assert run.result["privacy"] == simulated.result["privacy"] and run.result["privacy"]["epsilon"] > 0
+    assert (
+        run.result["privacy"] == simulated.result["privacy"]
+        and run.result["privacy"]["epsilon"] > 0
+    )

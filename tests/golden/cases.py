@@ -32,7 +32,9 @@ def made(name: str, **options: Any) -> Any:
     """An algorithm by its name with these settings."""
     if NAMES:
         return build(NAMES.get(name, name), options)
-    return build(name, {key: value for key, value in options.items() if (name, key) not in CONSTANT})
+    return build(
+        name, {key: value for key, value in options.items() if (name, key) not in CONSTANT}
+    )
 
 
 CONSTANT: set[tuple[str, str]] = set()
@@ -45,14 +47,19 @@ def clients(server_share: int = 0, **options: Any) -> fedhb.Clients:
     return dataclasses.replace(who, server_inputs=torch.from_numpy(x)) if server_share else who
 
 
-def images(side: int = 12, sizes: tuple[int, ...] = (24, 17, 30, 9, 21, 26), channels: int = 1) -> fedhb.Clients:
+def images(
+    side: int = 12, sizes: tuple[int, ...] = (24, 17, 30, 9, 21, 26), channels: int = 1
+) -> fedhb.Clients:
     """Clients of different sizes with images of three classes."""
     rng = np.random.default_rng(7)
     means = rng.normal(size=(3, channels, side, side))
 
     def pairs(lengths: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
         labels = [rng.integers(0, 3, n) for n in lengths]
-        return [((means[y] + rng.normal(size=(len(y), channels, side, side))).astype(np.float32), y) for y in labels]
+        return [
+            ((means[y] + rng.normal(size=(len(y), channels, side, side))).astype(np.float32), y)
+            for y in labels
+        ]
 
     return fedhb.Clients.from_arrays(pairs(sizes), pairs((6,) * len(sizes)), num_classes=3)
 
@@ -63,10 +70,15 @@ def two_targets() -> fedhb.Clients:
 
     def pair(n: int) -> tuple[np.ndarray, np.ndarray]:
         x = rng.normal(size=(n, 3)).astype(np.float32)
-        y = x @ np.array([[1.0, 200.0], [-2.0, 50.0], [0.5, 0.0]]) + rng.normal(size=(n, 2)) * [0.3, 30.0]
+        y = x @ np.array([[1.0, 200.0], [-2.0, 50.0], [0.5, 0.0]]) + rng.normal(size=(n, 2)) * [
+            0.3,
+            30.0,
+        ]
         return x, y.astype(np.float32)
 
-    return fedhb.Clients.from_arrays([pair(n) for n in (12, 20, 7, 15)], [pair(8) for _ in range(4)], standardise=True)
+    return fedhb.Clients.from_arrays(
+        [pair(n) for n in (12, 20, 7, 15)], [pair(8) for _ in range(4)], standardise=True
+    )
 
 
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
@@ -90,9 +102,13 @@ def numbers(run: fedhb.Run) -> Numbers:
         if run.result.get(task):
             found[f"result/{task}"] = np.array(list(run.result[task].values()))
     if run.result.get("holdout"):
-        found["result/holdout"] = np.array([list(run.result["holdout"][task].values()) for task in ("global", "personalised")])
+        found["result/holdout"] = np.array(
+            [list(run.result["holdout"][task].values()) for task in ("global", "personalised")]
+        )
     if run.result.get("per_client"):
-        found["result/per_client"] = np.array([v for k, v in run.result["per_client"].items() if k != "client"], dtype=float)
+        found["result/per_client"] = np.array(
+            [v for k, v in run.result["per_client"].items() if k != "client"], dtype=float
+        )
     for key in ("loss", "score", "negative_elbo", "kl", "up_bytes", "down_bytes"):
         values = [record[key] for record in run.records if record.get(key) is not None]
         if values:
@@ -105,9 +121,19 @@ def as_array(value: Tensor) -> np.ndarray:
     return value.detach().cpu().numpy().copy()
 
 
-def fit(algorithm: Any, who: fedhb.Clients | None = None, model: nn.Module | None = None, **options: Any) -> fedhb.Run:
+def fit(
+    algorithm: Any, who: fedhb.Clients | None = None, model: nn.Module | None = None, **options: Any
+) -> fedhb.Run:
     """A short run."""
-    given = {"rounds": 3, "fraction": 0.5, "batch_size": 10, "personal_epochs": 2, "seed": 4, "workers": 1, "progress": False}
+    given = {
+        "rounds": 3,
+        "fraction": 0.5,
+        "batch_size": 10,
+        "personal_epochs": 2,
+        "seed": 4,
+        "workers": 1,
+        "progress": False,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return fedhb.fit(model or mlp(), who or clients(), algorithm, **given | options)
@@ -159,7 +185,11 @@ def evaluation(algorithm: Any, folder: Path) -> Numbers:
 
     fit(algorithm, out=folder / "run")
     posterior = json.loads((folder / "run" / "evaluation.json").read_text())["posterior"]
-    return {f"posterior/{key}": np.array(value, dtype=float) for key, value in posterior.items() if value is not None}
+    return {
+        f"posterior/{key}": np.array(value, dtype=float)
+        for key, value in posterior.items()
+        if value is not None
+    }
 
 
 def on_flower(name: str, folder: Path, **changes: Any) -> Numbers:
@@ -175,7 +205,13 @@ def on_flower(name: str, folder: Path, **changes: Any) -> Numbers:
         "model": {"name": "mlp", "hidden": 6},
     }  # fmt: skip
     settings = Settings.resolve(small | changes, {})
-    config = {"settings": settings.to_toml({}), "out": str(folder / "out"), "nodes": 3, "poll": 0.001, "deadline": 5.0}
+    config = {
+        "settings": settings.to_toml({}),
+        "out": str(folder / "out"),
+        "nodes": 3,
+        "poll": 0.001,
+        "deadline": 5.0,
+    }
     run = serve(Loopback([{"partition-id": k} for k in range(3)], config), config)
     return numbers(run)
 
@@ -198,25 +234,58 @@ def cases() -> dict[str, Callable[[Path], Numbers]]:
     def add(name: str, run: Callable[[Path], Numbers]) -> None:
         found[name] = run
 
-    for name in ("empirical-bayes", *(n for n in ALGORITHMS if n not in ("niw", "empirical-bayes"))):
+    for name in (
+        "empirical-bayes",
+        *(n for n in ALGORITHMS if n not in ("niw", "empirical-bayes")),
+    ):
         for workers in (1, 2):
             share = 40 if name == "fedbe" else 0
-            add(f"{name}, {workers} workers", lambda _, n=name, w=workers, s=share: numbers(fit(made(n), clients(s), workers=w)))
+            add(
+                f"{name}, {workers} workers",
+                lambda _, n=name, w=workers, s=share: numbers(fit(made(n), clients(s), workers=w)),
+            )
     for update in ("body", "full"):
         for dof in ("full", "per_coordinate"):
             options = PRINTED | {"dof": dof, "update": update}
-            add(f"printed niw, {dof}, {update}", lambda _, o=options: numbers(fit(made("niw", **o))))
-    add("printed niw, dropout", lambda _: numbers(fit(made("niw", **PRINTED | {"p_do": 0.7, "num_samples": 2, "lambda0": 1.0}))))
+            add(
+                f"printed niw, {dof}, {update}", lambda _, o=options: numbers(fit(made("niw", **o)))
+            )
+    add(
+        "printed niw, dropout",
+        lambda _: numbers(
+            fit(made("niw", **PRINTED | {"p_do": 0.7, "num_samples": 2, "lambda0": 1.0}))
+        ),
+    )
     add("printed niw, two workers", lambda _: numbers(fit(made("niw", **PRINTED), workers=2)))
-    add("learned prior, dropout", lambda _: numbers(fit(made("empirical-bayes", p_do=0.7, num_samples=2))))
-    add("learned prior, body", lambda _: numbers(fit(made("empirical-bayes", update="body", lambda0=1.0))))
+    add(
+        "learned prior, dropout",
+        lambda _: numbers(fit(made("empirical-bayes", p_do=0.7, num_samples=2))),
+    )
+    add(
+        "learned prior, body",
+        lambda _: numbers(fit(made("empirical-bayes", update="body", lambda0=1.0))),
+    )
     add("learned prior, last", lambda _: numbers(fit(made("empirical-bayes", begin="last"))))
-    add("learned prior, few steps", lambda _: numbers(fit(made("empirical-bayes"), batch_size=50, local_epochs=2)))
+    add(
+        "learned prior, few steps",
+        lambda _: numbers(fit(made("empirical-bayes"), batch_size=50, local_epochs=2)),
+    )
     add("averaged", lambda _: numbers(fit(made("empirical-bayes", average=0.5))))
     for K in (1, 3):
-        add(f"mixture, {K}", lambda _, k=K: numbers(fit(made("mixture", num_prototypes=k, noise=0.1, sigma2=0.1))))
-    add("mixture, nearest", lambda _: numbers(fit(made("mixture", num_prototypes=3, noise=0.3, begin="nearest", shrink=True))))
-    add("mixture, body, last", lambda _: numbers(fit(made("mixture", update="body", begin="last", patience=0))))
+        add(
+            f"mixture, {K}",
+            lambda _, k=K: numbers(fit(made("mixture", num_prototypes=k, noise=0.1, sigma2=0.1))),
+        )
+    add(
+        "mixture, nearest",
+        lambda _: numbers(
+            fit(made("mixture", num_prototypes=3, noise=0.3, begin="nearest", shrink=True))
+        ),
+    )
+    add(
+        "mixture, body, last",
+        lambda _: numbers(fit(made("mixture", update="body", begin="last", patience=0))),
+    )
     for name, options in {
         "fedem": {"noise": 0.0, "tune": False}, "ensemble": {"mode": "ensemble", "noise": 0.0}, "fedpop": {"update": "body"},
         "fedbe": {"posterior": "dirichlet"}, "centralised": {"shuffle": "client"}, "fedpa": {"local_samples": 3, "burn_in": 0.2},
@@ -224,29 +293,47 @@ def cases() -> dict[str, Callable[[Path], Numbers]]:
     }.items():  # fmt: skip
         add(f"{name}, other settings", lambda _, n=name, o=options: numbers(fit(made(n, **o))))
 
-    convnet = lambda: seeded(lambda: fedhb.nets.convnet((1, 28, 28), 3))  # noqa: E731
+    convnet = lambda: seeded(lambda: fedhb.nets.convnet((1, 28, 28), 3))
     some = {"rounds": 2, "local_epochs": 1, "personal_epochs": 1}
     for name in ("empirical-bayes", "mixture", "fedavg"):
-        add(f"convnet, {name}", lambda _, n=name: numbers(fit(made(n), images(28), convnet(), **some)))
+        add(
+            f"convnet, {name}",
+            lambda _, n=name: numbers(fit(made(n), images(28), convnet(), **some)),
+        )
         for norm in ("running", "batch"):
-            add(f"mobilenet, {norm}, {name}", lambda _, n=name, b=norm: mobile(made(n), batch_norm=b))
+            add(
+                f"mobilenet, {norm}, {name}",
+                lambda _, n=name, b=norm: mobile(made(n), batch_norm=b),
+            )
     add("mobilenet, printed niw", lambda _: mobile(made("niw", **PRINTED)))
-    table = lambda outputs: seeded(lambda: fedhb.nets.mlp((3,), outputs, hidden=5))  # noqa: E731
+    table = lambda outputs: seeded(lambda: fedhb.nets.mlp((3,), outputs, hidden=5))
     for name in ("empirical-bayes", "mixture", "fedavg", "fedbe"):
         add(f"regression, {name}", lambda _, n=name: numbers(fit(made(n), two_targets(), table(4))))
-    add("regression, fixed noise", lambda _: numbers(fit(made("empirical-bayes"), two_targets(), table(2))))
-    ragged = lambda: images(4, (3, 21, 2, 40, 11, 1, 8))  # noqa: E731
-    small = lambda: seeded(lambda: fedhb.nets.mlp((1, 4, 4), 3, hidden=5))  # noqa: E731
+    add(
+        "regression, fixed noise",
+        lambda _: numbers(fit(made("empirical-bayes"), two_targets(), table(2))),
+    )
+    ragged = lambda: images(4, (3, 21, 2, 40, 11, 1, 8))
+    small = lambda: seeded(lambda: fedhb.nets.mlp((1, 4, 4), 3, hidden=5))
     for name in ("empirical-bayes", "mixture", "fedem", "pfedbayes", "fedavg"):
-        add(f"ragged, {name}", lambda _, n=name: numbers(fit(made(n), ragged(), small(), fraction=1.0)))
+        add(
+            f"ragged, {name}",
+            lambda _, n=name: numbers(fit(made(n), ragged(), small(), fraction=1.0)),
+        )
     for name in ("empirical-bayes", "mixture", "fedem", "fedpop", "local"):
         add(f"hold out, {name}", lambda _, n=name: held_out(made(n)))
     for name in ("empirical-bayes", "mixture", "fedem", "fedpop", "pfedbayes", "local", "fedpa"):
         add(f"resumed, {name}", lambda folder, n=name: resumed(made(n), folder))
     for defence in ("default", "refuse", "clip", "winsorise", "krum"):
-        add(f"defence, {defence}", lambda _, d=defence: numbers(fit(made("empirical-bayes"), defence=d)))
+        add(
+            f"defence, {defence}",
+            lambda _, d=defence: numbers(fit(made("empirical-bayes"), defence=d)),
+        )
     for name in ("mixture", "fedem", "fedavg", "ensemble", "fedbe"):
-        add(f"defended, {name}", lambda _, n=name: numbers(fit(made(n), defence="refuse,clip,winsorise,krum")))
+        add(
+            f"defended, {name}",
+            lambda _, n=name: numbers(fit(made(n), defence="refuse,clip,winsorise,krum")),
+        )
     for name in ("empirical-bayes", "mixture", "fedavg", "fedbabu"):
         add(f"private, {name}", lambda folder, n=name: private(made(n), folder))
     add("private, printed niw", lambda folder: private(made("niw", **PRINTED), folder))

@@ -26,7 +26,11 @@ ENTRIES = 6
 def digest(array: np.ndarray) -> list[float]:
     """A few numbers that tell two arrays apart: its size, its norm, and entries evenly spaced."""
     flat = array.astype(np.float64).reshape(-1)
-    chosen = flat[np.linspace(0, len(flat) - 1, min(ENTRIES, len(flat))).astype(int)] if len(flat) else flat
+    chosen = (
+        flat[np.linspace(0, len(flat) - 1, min(ENTRIES, len(flat))).astype(int)]
+        if len(flat)
+        else flat
+    )
     return [float(len(flat)), float(np.linalg.norm(flat)), *chosen.tolist()]
 
 
@@ -54,18 +58,25 @@ def differences(one: Path, other: Path) -> list[str]:
     a, b = np.load(one), np.load(other)
     found = []
     for case in sorted({key.split("|")[0] for key in (*a, *b)}):
-        left, right = ({key: content[key] for key in content if key.split("|")[0] == case} for content in (a, b))
+        left, right = (
+            {key: content[key] for key in content if key.split("|")[0] == case}
+            for content in (a, b)
+        )
         spare = [value for key, value in right.items() if key not in left]
         for key, value in left.items():
             twins = [right[key]] if key in right else spare
-            if not any(value.tobytes() == twin.tobytes() and value.dtype == twin.dtype for twin in twins):
+            if not any(
+                value.tobytes() == twin.tobytes() and value.dtype == twin.dtype for twin in twins
+            ):
                 found.append(key)
     return found
 
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--exact", type=Path)
     parser.add_argument("--compare", type=Path, nargs=2)
     given = parser.parse_args()
@@ -75,10 +86,14 @@ def main() -> int:
         return 1 if found else 0
     arrays = made()
     if given.exact:
-        flat = {f"{case}|{key}": value for case, part in arrays.items() for key, value in part.items()}
+        flat = {
+            f"{case}|{key}": value for case, part in arrays.items() for key, value in part.items()
+        }
         np.savez_compressed(given.exact, **flat)
         return 0
-    rows = {case: {key: digest(value) for key, value in part.items()} for case, part in arrays.items()}
+    rows = {
+        case: {key: digest(value) for key, value in part.items()} for case, part in arrays.items()
+    }
     lines = [f"{json.dumps(case)}: {json.dumps(part)}" for case, part in rows.items()]
     (HERE / "numbers.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return 0

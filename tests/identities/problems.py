@@ -61,27 +61,36 @@ def linear(inputs: int, seed: int = 0) -> nn.Module:
 
 def convnet(classes: int = 3, seed: int = 0) -> nn.Module:
     """A convolution under a linear head, for images [1, 4, 4]; evaluated client by client."""
-    return seeded(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, classes)), seed)
+    return seeded(
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, classes)),
+        seed,
+    )
 
 
 # ---- clients
 
 
-def labelled(*sizes: int, shape: tuple[int, ...] = (4,), classes: int = 3, seed: int = 0) -> Clients:
+def labelled(
+    *sizes: int, shape: tuple[int, ...] = (4,), classes: int = 3, seed: int = 0
+) -> Clients:
     """Clients with this many examples each, random labels."""
     random = np.random.default_rng(seed)
     pairs = [(random.normal(size=(n, *shape)), random.integers(0, classes, n)) for n in sizes]
     return Clients.from_arrays(pairs, num_classes=classes)
 
 
-def regression(*sizes: int, inputs: int = 3, spread: float = 0.5, noise: float = 0.3, seed: int = 0) -> Clients:
+def regression(
+    *sizes: int, inputs: int = 3, spread: float = 0.5, noise: float = 0.3, seed: int = 0
+) -> Clients:
     """Clients whose targets are linear in the inputs, with coefficients spread around common ones."""
     random = np.random.default_rng(seed)
     common = random.normal(size=inputs)
     pairs = []
     for n in sizes:
         x = random.normal(size=(n, inputs))
-        pairs.append((x, x @ (common + spread * random.normal(size=inputs)) + noise * random.normal(size=n)))
+        pairs.append(
+            (x, x @ (common + spread * random.normal(size=inputs)) + noise * random.normal(size=n))
+        )
     return Clients.from_arrays(pairs)
 
 
@@ -95,8 +104,24 @@ def examples(clients: Clients, c: int) -> tuple[Tensor, Tensor]:
 
 
 def niw(**options: Any) -> NIW:
-    printed = {"p_do": 0.999, "eps": 1e-4, "lambda0": 1.0, "prior_scale": 1.0, "dof": "full", "precision": "mode"}
-    return NIW(**{"kl_weight": 1.0, "num_samples": 1, "update": "body", "begin": "global", **printed, **options})
+    printed = {
+        "p_do": 0.999,
+        "eps": 1e-4,
+        "lambda0": 1.0,
+        "prior_scale": 1.0,
+        "dof": "full",
+        "precision": "mode",
+    }
+    return NIW(
+        **{
+            "kl_weight": 1.0,
+            "num_samples": 1,
+            "update": "body",
+            "begin": "global",
+            **printed,
+            **options,
+        }
+    )
 
 
 def mixture(**options: Any) -> Mixture:
@@ -108,20 +133,35 @@ def mixture(**options: Any) -> Mixture:
 
 
 def problem_of(
-    module: nn.Module, clients: Clients, likelihood: Likelihood | None = None, *, head: str | None = None, **federation: int
+    module: nn.Module,
+    clients: Clients,
+    likelihood: Likelihood | None = None,
+    *,
+    head: str | None = None,
+    **federation: int,
 ) -> Problem:
     """The problem of these clients; `num_clients` and `num_examples` may differ, where the clients are a cohort."""
     sizes = {"num_clients": len(clients), "num_examples": clients.num_examples} | federation
     likelihood = likelihood or Categorical(clients.num_classes or 0)
-    return Problem(Network(module, head=head), likelihood, Federation(**sizes, num_classes=clients.num_classes))
+    return Problem(
+        Network(module, head=head), likelihood, Federation(**sizes, num_classes=clients.num_classes)
+    )
 
 
 def vector_problem(d: int, *, num_clients: int, num_examples: int) -> Problem:
     """A network of d weights for tests of the server, which sees no data."""
-    return problem_of(linear(d), labelled(1, shape=(d,)), num_clients=num_clients, num_examples=num_examples)
+    return problem_of(
+        linear(d), labelled(1, shape=(d,)), num_clients=num_clients, num_examples=num_examples
+    )
 
 
-def plan_of(epochs: int = 1, batch_size: int = 4, lr: float = 0.1, momentum: float = 0.9, train_head: bool = False) -> Plan:
+def plan_of(
+    epochs: int = 1,
+    batch_size: int = 4,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    train_head: bool = False,
+) -> Plan:
     return Plan(epochs, batch_size, lr, momentum, train_head)
 
 
@@ -130,7 +170,9 @@ def initial(network: Network, count: int) -> Weights:
     return Weights(*(repeat(v, count) for v in (network.theta, network.head, network.buffers)))
 
 
-def aggregate(algorithm: Any, problem: Problem, server: Arrays, m: Tensor, chunk: int | None = None) -> Arrays:
+def aggregate(
+    algorithm: Any, problem: Problem, server: Arrays, m: Tensor, chunk: int | None = None
+) -> Arrays:
     """The server's next state after it received m [N_f, d] in chunks."""
     total = None
     received = algorithm.broadcast(server, range(len(m)))

@@ -46,7 +46,9 @@ def two_niws(d: int, dof: Dof = "full") -> tuple[NIW, NIW]:
     """Two NIWs that differ in every parameter; n0 is large enough for log-densities of finite variance."""
     m0, V0 = vector(0.3, -0.2, 0.5)[:d], vector(1.0, 2.0, 0.7)[:d]
     q = NIW(m0, V0, l0=4.0, n0=d + 9.0, dof=dof)
-    p = NIW(torch.zeros(d, dtype=torch.float64), vector(1.3, 1.3, 1.3)[:d], l0=1.0, n0=d + 2.0, dof=dof)
+    p = NIW(
+        torch.zeros(d, dtype=torch.float64), vector(1.3, 1.3, 1.3)[:d], l0=1.0, n0=d + 2.0, dof=dof
+    )
     return q, p
 
 
@@ -54,25 +56,37 @@ def draw_niw(q: NIW, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws (mu [num, d], Sigma [num, d, d]) of a full NIW from its definition, with scipy alone."""
     random = np.random.default_rng(seed)
     d = q.m0.numel()
-    Sigma = stats.invwishart.rvs(df=q.n0, scale=np.diag(q.V0.numpy()), size=num, random_state=random).reshape(num, d, d)
+    Sigma = stats.invwishart.rvs(
+        df=q.n0, scale=np.diag(q.V0.numpy()), size=num, random_state=random
+    ).reshape(num, d, d)
     return gaussian_rows(random, np.broadcast_to(q.m0.numpy(), (num, d)), Sigma / q.l0), Sigma
 
 
-def gaussian_rows(random: np.random.Generator, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+def gaussian_rows(
+    random: np.random.Generator, mean: np.ndarray, covariance: np.ndarray
+) -> np.ndarray:
     """One draw of N(mean, covariance) for every row of mean [num, d] and covariance [num, d, d]."""
-    return mean + np.einsum("nij,nj->ni", np.linalg.cholesky(covariance), random.standard_normal(mean.shape))
+    return mean + np.einsum(
+        "nij,nj->ni", np.linalg.cholesky(covariance), random.standard_normal(mean.shape)
+    )
 
 
 def log_gaussian(x: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
     """log N(x; mean, covariance) for every row."""
     residual = x - mean
-    quadratic = np.einsum("ni,ni->n", residual, np.linalg.solve(covariance, residual[..., None])[..., 0])
-    return -0.5 * (x.shape[1] * math.log(2 * math.pi) + np.linalg.slogdet(covariance)[1] + quadratic)
+    quadratic = np.einsum(
+        "ni,ni->n", residual, np.linalg.solve(covariance, residual[..., None])[..., 0]
+    )
+    return -0.5 * (
+        x.shape[1] * math.log(2 * math.pi) + np.linalg.slogdet(covariance)[1] + quadratic
+    )
 
 
 def log_niw(q: NIW, mu: np.ndarray, Sigma: np.ndarray) -> np.ndarray:
     """The log density of a full NIW by scipy, for every row."""
-    inverse_wishart = stats.invwishart.logpdf(np.moveaxis(Sigma, 0, -1), df=q.n0, scale=np.diag(q.V0.numpy()))
+    inverse_wishart = stats.invwishart.logpdf(
+        np.moveaxis(Sigma, 0, -1), df=q.n0, scale=np.diag(q.V0.numpy())
+    )
     return log_gaussian(mu, q.m0.numpy(), Sigma / q.l0) + inverse_wishart
 
 
@@ -135,7 +149,10 @@ def test_niw_kl_with_millions_of_dimensions() -> None:
     # Each log-gamma, up to 2e7, is good to 4e-9: 1e-2 in the sum of 3e6 at worst, against a sum of 4e9.
     assert niw_kl(q, p).item() == pytest.approx(expected, rel=1e-10)
     # float32 vectors: every ratio is off by up to 6e-8, here all alike.
-    short_q, short_p = NIW(q.m0.float(), q.V0.float(), q.l0, q.n0), NIW(p.m0.float(), p.V0.float(), p.l0, p.n0)
+    short_q, short_p = (
+        NIW(q.m0.float(), q.V0.float(), q.l0, q.n0),
+        NIW(p.m0.float(), p.V0.float(), p.l0, p.n0),
+    )
     assert niw_kl(short_q, short_p).item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -193,7 +210,9 @@ def test_mode_is_the_argmax_of_the_inverse_wishart_marginal() -> None:
 
     # BFGS with numerical gradients stops near 1e-6; one more or less in the denominator moves Sigma by 6 percent.
     np.testing.assert_allclose(argmax(with_mu=False), np.diag(Sigma.numpy()), atol=1e-5)
-    np.testing.assert_allclose(argmax(with_mu=True), np.diag(q.V0.numpy()) / (q.n0 + 3 + 2), atol=1e-5)
+    np.testing.assert_allclose(
+        argmax(with_mu=True), np.diag(q.V0.numpy()) / (q.n0 + 3 + 2), atol=1e-5
+    )
 
 
 def test_mean_precision_and_mean_log_det() -> None:
@@ -230,16 +249,23 @@ def fit_of_mahalanobis(t: StudentT, theta: np.ndarray) -> float:
 def test_predictive_covariance_is_that_of_the_hierarchy() -> None:
     # nu = 12 rather than 5: the standard error of a variance needs fourth moments, and its own accuracy eighth ones.
     q, t = predictive_at(12)
-    draws = {"hierarchy": draw_hierarchy(q, 100_000, seed=5), "sampler": t.sample(100_000, generator(6)).numpy()}
+    draws = {
+        "hierarchy": draw_hierarchy(q, 100_000, seed=5),
+        "sampler": t.sample(100_000, generator(6)).numpy(),
+    }
     expected = np.diag(t.nu / (t.nu - 2) * t.scale.numpy())
     for theta in draws.values():
         centred = theta - t.location.numpy()
         products = np.einsum("ni,nj->nij", centred, centred)
         error = products.std(0) / math.sqrt(len(theta))
         # 5 standard errors are 3 percent; B without (l0 + 1) / l0 is 20 percent off, without nu / (nu - 2) 17 percent.
-        assert (5 * error < 0.04 * np.sqrt(np.outer(expected.diagonal(), expected.diagonal()))).all()
+        assert (
+            5 * error < 0.04 * np.sqrt(np.outer(expected.diagonal(), expected.diagonal()))
+        ).all()
         assert (np.abs(products.mean(0) - expected) < STANDARD_ERRORS * error).all()
-        np.testing.assert_array_less(np.abs(centred.mean(0)), STANDARD_ERRORS * centred.std(0) / math.sqrt(len(theta)))
+        np.testing.assert_array_less(
+            np.abs(centred.mean(0)), STANDARD_ERRORS * centred.std(0) / math.sqrt(len(theta))
+        )
 
 
 def test_predictive_is_jointly_student_t() -> None:
@@ -276,7 +302,12 @@ def test_per_coordinate_predictive_is_a_product_of_univariate_ts() -> None:
     # Independent coordinates: the sizes |theta_k - a_k| are uncorrelated in rank. A shared chi-square correlates them.
     sizes = np.abs(theta - t.location.numpy())
     assert stats.spearmanr(sizes[:, 0], sizes[:, 1]).pvalue > REJECTED
-    shared = np.abs((StudentT(t.nu, t.location, t.scale, joint=True).sample(20_000, generator(11)) - t.location).numpy())
+    shared = np.abs(
+        (
+            StudentT(t.nu, t.location, t.scale, joint=True).sample(20_000, generator(11))
+            - t.location
+        ).numpy()
+    )
     assert stats.spearmanr(shared[:, 0], shared[:, 1]).pvalue < REJECTED
 
 
@@ -300,9 +331,15 @@ def test_samples_are_reproducible_and_leave_the_global_generator_alone(dtype: to
 def test_student_log_density_is_that_of_scipy() -> None:
     _, t = predictive_at(5)
     theta = t.sample(50, generator(17)).reshape(5, 10, 3)
-    joint = stats.multivariate_t(t.location.numpy(), np.diag(t.scale.numpy()), df=t.nu).logpdf(theta.numpy())
-    np.testing.assert_allclose(t.log_prob(theta).numpy(), joint, rtol=1e-12)  # a dozen float64 operations on each side
-    product = stats.t(t.nu, t.location.numpy(), np.sqrt(t.scale.numpy())).logpdf(theta.numpy()).sum(-1)
+    joint = stats.multivariate_t(t.location.numpy(), np.diag(t.scale.numpy()), df=t.nu).logpdf(
+        theta.numpy()
+    )
+    np.testing.assert_allclose(
+        t.log_prob(theta).numpy(), joint, rtol=1e-12
+    )  # a dozen float64 operations on each side
+    product = (
+        stats.t(t.nu, t.location.numpy(), np.sqrt(t.scale.numpy())).logpdf(theta.numpy()).sum(-1)
+    )
     factors = StudentT(t.nu, t.location, t.scale, joint=False)
     np.testing.assert_allclose(factors.log_prob(theta).numpy(), product, rtol=1e-12)
 
@@ -311,12 +348,20 @@ def test_student_log_density_is_that_of_scipy() -> None:
 
 
 def test_gaussian_kl_is_that_of_torch_and_its_gradient_a_pull() -> None:
-    prior_mean, prior_variance, variance = vector(0.1, -0.4, 2.0), vector(0.5, 1.5, 0.1), vector(0.3, 0.2, 0.1)
+    prior_mean, prior_variance, variance = (
+        vector(0.1, -0.4, 2.0),
+        vector(0.5, 1.5, 0.1),
+        vector(0.3, 0.2, 0.1),
+    )
     mean = torch.stack([vector(1.0, 2.0, 3.0), vector(-1.0, 0.0, 2.5)]).requires_grad_()
     kl = gaussian_kl(mean, variance, prior_mean, prior_variance)
     normal = torch.distributions.Normal
-    expected = torch.distributions.kl_divergence(normal(mean, variance.sqrt()), normal(prior_mean, prior_variance.sqrt())).sum(-1)
-    torch.testing.assert_close(kl, expected, rtol=1e-13, atol=0)  # square roots taken and squared again: a few roundings
+    expected = torch.distributions.kl_divergence(
+        normal(mean, variance.sqrt()), normal(prior_mean, prior_variance.sqrt())
+    ).sum(-1)
+    torch.testing.assert_close(
+        kl, expected, rtol=1e-13, atol=0
+    )  # square roots taken and squared again: a few roundings
     (gradient,) = torch.autograd.grad(kl.sum(), mean)
     torch.testing.assert_close(gradient, (mean - prior_mean) / prior_variance, rtol=1e-14, atol=0)
     assert gaussian_kl(prior_mean, prior_variance, prior_mean, prior_variance).item() == 0.0
@@ -333,7 +378,9 @@ def test_spiky_moments_by_simulation() -> None:
         assert abs(theta[:, k].mean() - mean[k]) < STANDARD_ERRORS * standard_error
         squares = (theta[:, k] - mean[k]) ** 2
         assert_mean(squares, variance[k], relative=0.02)
-    np.testing.assert_allclose(variance + mean**2, p_do * m.numpy() ** 2 + eps**2, rtol=1e-14)  # the second moment
+    np.testing.assert_allclose(
+        variance + mean**2, p_do * m.numpy() ** 2 + eps**2, rtol=1e-14
+    )  # the second moment
 
 
 def test_spiky_moments_in_the_expected_log_density_are_the_rho_of_the_paper() -> None:
@@ -357,10 +404,14 @@ def test_spiky_kl_is_the_divergence_plus_the_entropy_of_the_mask() -> None:
         density = p_do * spikes[0].pdf(x) + (1 - p_do) * spikes[1].pdf(x)
         return density * (math.log(density) - prior.logpdf(x)) if density > 0 else 0.0
 
-    exact = sum(integrate.quad(integrand, c - 10 * eps, c + 10 * eps, epsabs=1e-10)[0] for c in (m, 0.0))
+    exact = sum(
+        integrate.quad(integrand, c - 10 * eps, c + 10 * eps, epsabs=1e-10)[0] for c in (m, 0.0)
+    )
     entropy = -(p_do * math.log(p_do) + (1 - p_do) * math.log(1 - p_do))
     bound = spiky_kl(vector(m), p_do, eps, vector(prior_mean), vector(prior_variance)).item()
-    assert bound == pytest.approx(exact + entropy, abs=1e-8)  # the quadrature's error; the entropy is 0.5
+    assert bound == pytest.approx(
+        exact + entropy, abs=1e-8
+    )  # the quadrature's error; the entropy is 0.5
 
 
 def test_spiky_kl_pulls_like_the_penalty_of_the_paper() -> None:
@@ -371,7 +422,9 @@ def test_spiky_kl_pulls_like_the_penalty_of_the_paper() -> None:
     kl = spiky_kl(m, p_do, eps, *q.mode())
     penalty = p_do / 2 * (q.n0 + 3 + 1) * ((m - q.m0) ** 2 / q.V0).sum(-1)
     assert kl.shape == (2,)
-    assert (kl[0] - kl[1]).item() == pytest.approx((penalty[0] - penalty[1]).item(), rel=1e-12)  # constants cancel
+    assert (kl[0] - kl[1]).item() == pytest.approx(
+        (penalty[0] - penalty[1]).item(), rel=1e-12
+    )  # constants cancel
     certain = spiky_kl(m, 1.0, eps, *q.mode())
     torch.testing.assert_close(certain, gaussian_kl(m, eps**2, *q.mode()), rtol=0, atol=0)
 
@@ -382,11 +435,19 @@ def test_spiky_kl_pulls_like_the_penalty_of_the_paper() -> None:
 def test_mixture_by_definition() -> None:
     random = generator(21)
     m, r = (torch.randn(n, 4, generator=random, dtype=torch.float64) for n in (6, 3))
-    kernel = torch.exp(-((m[:, None] - r[None]) ** 2).sum(-1) / (2 * 0.8))  # eq:mix_client_opt2, safe at these distances
+    kernel = torch.exp(
+        -((m[:, None] - r[None]) ** 2).sum(-1) / (2 * 0.8)
+    )  # eq:mix_client_opt2, safe at these distances
     torch.testing.assert_close(log_mixture(m, r, 0.8).exp(), kernel, rtol=1e-13, atol=0)
-    torch.testing.assert_close(responsibilities(m, r, 0.8), kernel / kernel.sum(-1, keepdim=True), rtol=1e-13, atol=0)
-    torch.testing.assert_close(mixture_penalty(m, r, 0.8), -kernel.sum(-1).log(), rtol=1e-13, atol=1e-13)
-    assert log_mixture(m.reshape(2, 3, 4), r, 0.8).shape == (2, 3, 3) and log_mixture(m[0], r, 0.8).shape == (3,)
+    torch.testing.assert_close(
+        responsibilities(m, r, 0.8), kernel / kernel.sum(-1, keepdim=True), rtol=1e-13, atol=0
+    )
+    torch.testing.assert_close(
+        mixture_penalty(m, r, 0.8), -kernel.sum(-1).log(), rtol=1e-13, atol=1e-13
+    )
+    assert log_mixture(m.reshape(2, 3, 4), r, 0.8).shape == (2, 3, 3) and log_mixture(
+        m[0], r, 0.8
+    ).shape == (3,)
 
 
 def test_gradient_of_the_mixture_penalty_is_the_mean_pull() -> None:
@@ -423,7 +484,9 @@ def test_small_variance_gives_hard_assignment() -> None:
     torch.testing.assert_close(responsibilities(m, r, 1e-6), one_hot, rtol=0, atol=1e-100)
     squared = ((m - r[nearest]) ** 2).sum(-1)
     torch.testing.assert_close(mixture_penalty(m, r, 1e-6) * 2e-6, squared, rtol=1e-12, atol=0)
-    torch.testing.assert_close(responsibilities(m, r, 1e12), torch.full_like(one_hot, 1 / 3))  # and a large one none
+    torch.testing.assert_close(
+        responsibilities(m, r, 1e12), torch.full_like(one_hot, 1 / 3)
+    )  # and a large one none
 
 
 def test_float32_distances_of_millions_of_coordinates() -> None:
@@ -446,7 +509,9 @@ def test_impossible_parameters_are_refused() -> None:
     one, two = vector(1.0), vector(1.0, 2.0)
     with pytest.raises(ValueError, match="one length"):
         NIW(one, two, 1.0, 5.0)
-    with pytest.raises(ValueError, match=r"n0 is 1\.0: an Inverse-Wishart of dimension 2 needs n0 > 1"):
+    with pytest.raises(
+        ValueError, match=r"n0 is 1\.0: an Inverse-Wishart of dimension 2 needs n0 > 1"
+    ):
         NIW(two, two, 1.0, 1.0)
     NIW(two, two, 1.0, 1.0, "per_coordinate")  # enough in one dimension
     with pytest.raises(ValueError, match="l0 is 0"):

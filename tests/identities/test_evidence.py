@@ -23,7 +23,9 @@ from fedhb.training.sgd import train
 
 def measure(problem: Problem, weights: Weights, *rest: Any) -> Tensor:
     """What clients measure that found these weights."""
-    return variances.measure(problem, {"m": weights.theta, "head": weights.head}, weights, *rest, None)
+    return variances.measure(
+        problem, {"m": weights.theta, "head": weights.head}, weights, *rest, None
+    )
 
 
 def seen_of(s: float, h: float, clients: float = 7.0) -> Tensor:
@@ -43,18 +45,26 @@ def test_u_and_v_minimise_the_objective(s: float, h: float) -> None:
     (slope,) = torch.autograd.grad(free.sum(), v)
     assert abs(slope.item()) * v.item() < 1e-10
     # with the best v the free energy is the evidence, Occam's factor and all
-    assert free.item() == pytest.approx(0.5 * s / u.item() + variances.occam(u.detach(), seen, [1]).item(), rel=1e-12)
+    assert free.item() == pytest.approx(
+        0.5 * s / u.item() + variances.occam(u.detach(), seen, [1]).item(), rel=1e-12
+    )
 
 
 def test_limits() -> None:
-    assert variances.best_variance(seen_of(0.3, 1e12)).item() == pytest.approx(0.3, rel=1e-6)  # data say all: the scatter itself
-    assert variances.best_variance(seen_of(1e-10, 0.1)).item() == pytest.approx((1e-10 / 0.1) ** 0.5, rel=1e-3)
+    assert variances.best_variance(seen_of(0.3, 1e12)).item() == pytest.approx(
+        0.3, rel=1e-6
+    )  # data say all: the scatter itself
+    assert variances.best_variance(seen_of(1e-10, 0.1)).item() == pytest.approx(
+        (1e-10 / 0.1) ** 0.5, rel=1e-3
+    )
     assert 0 < variances.best_variance(seen_of(0.0, 0.0)).item() < float("inf")
 
 
 def test_layers_are_tensors() -> None:
     network = Network(mlp(4, 5, 3))
-    assert variances.layer_sizes(network, False) == [20, 5] and variances.layer_sizes(network, True) == [20, 5, 15, 3]
+    assert variances.layer_sizes(network, False) == [20, 5] and variances.layer_sizes(
+        network, True
+    ) == [20, 5, 15, 3]
     assert variances.spread(torch.tensor([2.0, 3.0]), [3, 1]).tolist() == [2.0, 2.0, 2.0, 3.0]
     assert variances.means(torch.tensor([[1.0, 3.0, 8.0]]), [2, 1]).tolist() == [[2.0, 8.0]]
 
@@ -65,7 +75,9 @@ def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, network = labelled(40, 24), Network(mlp(4, 5, 3))
     problem = Problem(network, Categorical(3), Federation(2, 64, 3))
     weights, plan = initial(network, 2), dataclasses.replace(plan_of(1, 8), train_head=True)
-    draws = torch.stack([measure(problem, weights, clients, plan, Randomness(0, r))[:, 2:10] for r in range(3000)]).double()
+    draws = torch.stack(
+        [measure(problem, weights, clients, plan, Randomness(0, r))[:, 2:10] for r in range(3000)]
+    ).double()
     found, error = draws.mean(0), draws.std(0) / 3000**0.5
     counts = variances.layer_sizes(network, True)
     module = mlp(4, 5, 3)
@@ -110,14 +122,20 @@ def test_it_finds_the_truth_where_a_spike_collapses(truth: float) -> None:
             m = torch.linalg.solve(H + torch.eye(d) / u, xy + m0 / u)
             m0 = m.mean(0)
             s = (m - m0).square().mean()
-            u = s.view(1).clamp_min(1e-9) if spike else variances.best_variance(seen_of(s.item(), h.item()))
+            u = (
+                s.view(1).clamp_min(1e-9)
+                if spike
+                else variances.best_variance(seen_of(s.item(), h.item()))
+            )
         ends.append(u.item())
     assert ends[0] == pytest.approx(truth, rel=0.1)
     assert ends[1] < 1e-6
 
 
 @pytest.mark.parametrize(("s", "h", "k"), [(1e-6, 0.1, 3.0), (0.3, 2.0, 12.0), (1e-3, 1e-4, 50.0)])
-def test_u_under_concentrated_curvature_minimises_its_objective(s: float, h: float, k: float) -> None:
+def test_u_under_concentrated_curvature_minimises_its_objective(
+    s: float, h: float, k: float
+) -> None:
     """S/u + k log(1 + u T/k), S = d s and T = d h; with k = d it is the other one's."""
     d = 50
     seen = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / k]], dtype=torch.float64)])
@@ -125,12 +143,18 @@ def test_u_under_concentrated_curvature_minimises_its_objective(s: float, h: flo
     (d * s / u + k * torch.log1p(u * d * h / k)).sum().backward()
     assert u.grad is not None and abs(u.grad.item()) < 1e-9 * d * s / u.item() ** 2
     even = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / d]], dtype=torch.float64)])
-    torch.testing.assert_close(variances.personal_variance(even, [d]), variances.best_variance(even))
+    torch.testing.assert_close(
+        variances.personal_variance(even, [d]), variances.best_variance(even)
+    )
     # more directions than there are weights, or less than one, are errors of measurement
     for square, bound in ((1e-9, d), (1e9, 1)):
-        odd = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h * square]], dtype=torch.float64)])
+        odd = torch.cat(
+            [seen_of(s, h), torch.tensor([[2.0 * h * h * square]], dtype=torch.float64)]
+        )
         at = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / bound]], dtype=torch.float64)])
-        torch.testing.assert_close(variances.personal_variance(odd, [d]), variances.personal_variance(at, [d]))
+        torch.testing.assert_close(
+            variances.personal_variance(odd, [d]), variances.personal_variance(at, [d])
+        )
 
 
 @pytest.mark.parametrize("truth", [0.03, 0.3])
@@ -142,7 +166,10 @@ def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) ->
     theta = truth**0.5 * normal(N, d, seed=3)
     y = (x @ theta.unsqueeze(-1)).squeeze(-1) + normal(N, n, seed=4)
     H, xy = x.mT @ x, (x.mT @ y.unsqueeze(-1)).squeeze(-1)
-    h, square = H.diagonal(dim1=1, dim2=2).mean(), (H @ H).diagonal(dim1=1, dim2=2).sum(1).mean() / d**2
+    h, square = (
+        H.diagonal(dim1=1, dim2=2).mean(),
+        (H @ H).diagonal(dim1=1, dim2=2).sum(1).mean() / d**2,
+    )
     ends = []
     for best in (variances.best_variance, lambda seen: variances.personal_variance(seen, [d])):
         u, m0 = torch.tensor([1.0], dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
@@ -162,7 +189,14 @@ def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) ->
 def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
     clients, module = labelled(9, 6, 4, 7, 8), mlp(4, 5, 3)
     algorithm = NIW(dof="per_layer", kl_weight=1.0, num_samples=0, update="full", p_do=1.0)
-    settings = {"rounds": 3, "fraction": 0.6, "batch_size": 4, "local_epochs": 6, "seed": 3, "progress": False}
+    settings = {
+        "rounds": 3,
+        "fraction": 0.6,
+        "batch_size": 4,
+        "local_epochs": 6,
+        "seed": 3,
+        "progress": False,
+    }
     run = fedhb.fit(module, clients, algorithm, **settings)
     V0, seen = run.state.server["V0"], run.state.server["evidence"]
     assert V0.shape == (4,) and seen[0].tolist() == [9.0] * 4 and (seen[[0, 1]] > 0).all()
@@ -170,7 +204,9 @@ def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
     torch.testing.assert_close(V0.double(), n0 * variances.best_variance(seen))
     assert run.records[-1]["penalty_share"] > 0
     # the pull on the head is 1 / (u |D_i|), towards the shared head
-    pull = algorithm.head_pull(run.problem, algorithm.broadcast(run.state.server, [0]), torch.tensor([10.0]))
+    pull = algorithm.head_pull(
+        run.problem, algorithm.broadcast(run.state.server, [0]), torch.tensor([10.0])
+    )
     assert pull is not None and torch.equal(pull.target, run.state.server["head"])
     assert pull.layers == [15, 3]
     torch.testing.assert_close(pull.mu, (n0 / V0[2:].double() / 10.0).unsqueeze(0))
@@ -179,12 +215,20 @@ def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
 def test_a_pull_per_layer_is_one_per_weight() -> None:
     clients, network = labelled(9, 6), Network(mlp(4, 5, 3))
     layers = variances.layer_sizes(network, False)
-    mu, target = torch.tensor([[0.3, 2.0], [0.1, 0.7]], dtype=torch.float64), normal(network.num_params, seed=5)
+    mu, target = (
+        torch.tensor([[0.3, 2.0], [0.1, 0.7]], dtype=torch.float64),
+        normal(network.num_params, seed=5),
+    )
     found = []
     for momentum in (0.0, 0.9):
-        for pull in (Pull(mu, target, layers=layers), Pull(mu.repeat_interleave(torch.tensor(layers), 1), target)):
+        for pull in (
+            Pull(mu, target, layers=layers),
+            Pull(mu.repeat_interleave(torch.tensor(layers), 1), target),
+        ):
             plan = plan_of(2, 4, lr=0.2, momentum=momentum)
-            weights, _ = train(network, Categorical(3), initial(network, 2), clients, plan, RNG, pull=pull)
+            weights, _ = train(
+                network, Categorical(3), initial(network, 2), clients, plan, RNG, pull=pull
+            )
             found.append(weights.theta)
     torch.testing.assert_close(found[0], found[1], rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(found[2], found[3], rtol=1e-13, atol=1e-14)
@@ -194,7 +238,9 @@ def test_a_pull_per_layer_is_one_per_weight() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_the_time_of_training_is_how_far_a_constant_gradient_goes(momentum: float) -> None:
     sizes = torch.tensor([20, 7, 31])
-    times = variances.training_time(sizes, dataclasses.replace(plan_of(epochs=3, batch_size=10, lr=0.2), momentum=momentum))
+    times = variances.training_time(
+        sizes, dataclasses.replace(plan_of(epochs=3, batch_size=10, lr=0.2), momentum=momentum)
+    )
     for n, time in zip(sizes.tolist(), times.tolist(), strict=True):
         place = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         solver = torch.optim.SGD([place], lr=0.2, momentum=momentum)
@@ -206,28 +252,48 @@ def test_the_time_of_training_is_how_far_a_constant_gradient_goes(momentum: floa
 
 def test_some_clients_measure_by_their_own_coins() -> None:
     clients, network = labelled(*[4] * 40), Network(mlp(4, 5, 3))
-    problem, plan = Problem(network, Categorical(3), Federation(40, 160, 3)), dataclasses.replace(plan_of(1, 4), train_head=True)
+    problem, plan = (
+        Problem(network, Categorical(3), Federation(40, 160, 3)),
+        dataclasses.replace(plan_of(1, 4), train_head=True),
+    )
     rng = Randomness(0, 2)
     together = measure(problem, initial(network, 40), clients, plan, rng)
     measured = together[:, 0].bool()
     assert 1 <= measured.sum() <= 12  # of 40 coins with 1/10
     assert (together[~measured, 2:] == 0).all() and (together[measured, :10] > 0).all()
-    torch.testing.assert_close(together[:, 1], variances.training_time(clients.sizes, plan))  # all of them
-    alone = [measure(problem, initial(network, 1), clients.select([c]), plan, rng)[0] for c in range(40)]
+    torch.testing.assert_close(
+        together[:, 1], variances.training_time(clients.sizes, plan)
+    )  # all of them
+    alone = [
+        measure(problem, initial(network, 1), clients.select([c]), plan, rng)[0] for c in range(40)
+    ]
     torch.testing.assert_close(torch.stack(alone), together, rtol=1e-10, atol=0.0)
-    assert (measure(problem, initial(network, 40), clients, plan, RNG)[:, 0] == 1).all()  # all in the first round
+    assert (
+        measure(problem, initial(network, 40), clients, plan, RNG)[:, 0] == 1
+    ).all()  # all in the first round
 
 
 @pytest.mark.parametrize("kind", ["batch norm", "dropout"])
 def test_curvature_does_not_depend_on_the_batch(kind: str) -> None:
     """The mean gradient under the model's own targets is zero only if both are taken in the same mode."""
     middle = nn.BatchNorm1d(5) if kind == "batch norm" else nn.Dropout(0.5)
-    network = Network(seeded(lambda: nn.Sequential(nn.Linear(4, 5), middle, nn.Tanh(), nn.Linear(5, 3))))
-    problem, x = Problem(network, Categorical(3), Federation(1, 32, 3)), labelled(32).train.examples(0)[0]
+    network = Network(
+        seeded(lambda: nn.Sequential(nn.Linear(4, 5), middle, nn.Tanh(), nn.Linear(5, 3)))
+    )
+    problem, x = (
+        Problem(network, Categorical(3), Federation(1, 32, 3)),
+        labelled(32).train.examples(0)[0],
+    )
     means = []
     for size in (4, 32):
-        plan, generator = dataclasses.replace(plan_of(1, size), train_head=True), torch.Generator().manual_seed(size)
-        draws = [variances.curvature(problem, initial(network, 1), x, plan, generator) for _ in range(2000)]
+        plan, generator = (
+            dataclasses.replace(plan_of(1, size), train_head=True),
+            torch.Generator().manual_seed(size),
+        )
+        draws = [
+            variances.curvature(problem, initial(network, 1), x, plan, generator)
+            for _ in range(2000)
+        ]
         means.append(torch.stack(draws).mean(0))
     torch.testing.assert_close(means[0], means[1], rtol=0.25, atol=0.0)
 
@@ -235,11 +301,23 @@ def test_curvature_does_not_depend_on_the_batch(kind: str) -> None:
 def test_the_recorded_objective_is_least_at_the_learned_variance() -> None:
     clients, module = labelled(9, 6, 4, 7, 8), mlp(4, 5, 3)
     algorithm = NIW(update="body", p_do=1.0)
-    run = fedhb.fit(module, clients, algorithm, rounds=2, fraction=1.0, batch_size=4, local_epochs=6, seed=3, progress=False)
+    run = fedhb.fit(
+        module,
+        clients,
+        algorithm,
+        rounds=2,
+        fraction=1.0,
+        batch_size=4,
+        local_epochs=6,
+        seed=3,
+        progress=False,
+    )
     server, problem = run.state.server, run.problem
     count, scatter = server["evidence"][:2]
     # clients whose scatter around m0 is the pooled one, in every layer
-    steps = variances.spread((scatter / count).sqrt(), variances.layer_sizes(problem.network, False))
+    steps = variances.spread(
+        (scatter / count).sqrt(), variances.layer_sizes(problem.network, False)
+    )
     m = server["m0"] + torch.stack([steps, -steps])
 
     def objective(scale: float) -> float:
@@ -259,21 +337,39 @@ def test_dropout_does_not_shrink_a_learned_model() -> None:
 
 def test_without_a_measurement_the_prior_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fedhb.algorithms.niw.measure", lambda problem, found, begun, clients, *rest: torch.zeros(len(clients), 23)
+        "fedhb.algorithms.niw.measure",
+        lambda problem, found, begun, clients, *rest: torch.zeros(len(clients), 23),
     )
-    run = fedhb.fit(mlp(4, 5, 3), labelled(9, 6, 4), NIW(prior_scale=0.5), rounds=2, fraction=1.0, seed=3, progress=False)
-    assert run.state.server["V0"].tolist() == run.state.server["personal_V0"].tolist() == [0.25 * (19 + 3)] * 4
+    run = fedhb.fit(
+        mlp(4, 5, 3),
+        labelled(9, 6, 4),
+        NIW(prior_scale=0.5),
+        rounds=2,
+        fraction=1.0,
+        seed=3,
+        progress=False,
+    )
+    assert (
+        run.state.server["V0"].tolist()
+        == run.state.server["personal_V0"].tolist()
+        == [0.25 * (19 + 3)] * 4
+    )
 
 
 def test_rounds_and_personalisation_have_a_variance_each() -> None:
     """Held by a variance of nearly zero a client stays at m0: each use is held by its own, and not by the other's."""
     clients, network, algorithm = labelled(9, 6, 4), Network(mlp(4, 5, 3)), NIW(p_do=1.0)
-    problem, plan = Problem(network, Categorical(3), Federation(3, 19, 3)), dataclasses.replace(plan_of(2, 4), train_head=True)
+    problem, plan = (
+        Problem(network, Categorical(3), Federation(3, 19, 3)),
+        dataclasses.replace(plan_of(2, 4), train_head=True),
+    )
     server = algorithm.start(problem, RNG)
     for held in ("V0", "personal_V0"):
         now = server | {held: torch.full_like(server[held], 1e-12)}
         moved = {
-            "V0": algorithm.local_update(problem, algorithm.broadcast(now, range(3)), clients, {}, plan, RNG)[0]["m"],
+            "V0": algorithm.local_update(
+                problem, algorithm.broadcast(now, range(3)), clients, {}, plan, RNG
+            )[0]["m"],
             "personal_V0": algorithm.personalise(problem, now, clients, {}, plan, RNG).theta,
         }
         for key, m in moved.items():
@@ -292,12 +388,24 @@ def test_a_likelihood_that_cannot_draw_targets_is_refused_before_the_first_round
 def test_averaged_iterates_are_the_personal_mean() -> None:
     """With one step an epoch and all of them averaged, m is the mean of the iterates of runs of 1, 2, 3 epochs."""
     clients, module = labelled(6, 6, 6), mlp(4, 5, 3)
-    settings = {"rounds": 1, "batch_size": 6, "seed": 3, "progress": False, "personal_lr": 0.1, "personal_epochs": 3}
-    runs = {share: fedhb.fit(module, clients, NIW(average=share, p_do=1.0, num_samples=0), **settings) for share in (0.0, 1.0)}
+    settings = {
+        "rounds": 1,
+        "batch_size": 6,
+        "seed": 3,
+        "progress": False,
+        "personal_lr": 0.1,
+        "personal_epochs": 3,
+    }
+    runs = {
+        share: fedhb.fit(module, clients, NIW(average=share, p_do=1.0, num_samples=0), **settings)
+        for share in (0.0, 1.0)
+    }
     x, y = clients.train.examples(0)
 
     def personal(share: float, epochs: int) -> Tensor:
         return runs[share].personalise(x.numpy(), y.numpy(), epochs=epochs).posterior.theta[0, 0]
 
-    torch.testing.assert_close(personal(1.0, 3), torch.stack([personal(0.0, e) for e in (1, 2, 3)]).mean(0))
+    torch.testing.assert_close(
+        personal(1.0, 3), torch.stack([personal(0.0, e) for e in (1, 2, 3)]).mean(0)
+    )
     assert not torch.equal(personal(1.0, 3), personal(0.0, 3))

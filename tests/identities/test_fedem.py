@@ -23,18 +23,29 @@ from fedhb.network.vectors import Weights
 from fedhb.seeding import Randomness
 from fedhb.training.batches import batches
 
-TRAINING: dict[str, Any] = {"rounds": 3, "fraction": 0.6, "local_epochs": 2, "batch_size": 4, "seed": 2, "progress": False}
+TRAINING: dict[str, Any] = {
+    "rounds": 3,
+    "fraction": 0.6,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "seed": 2,
+    "progress": False,
+}
 
 
 def batch_normed() -> nn.Module:
-    return seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    )
 
 
 def own_module(problem: Problem, arrays: Arrays) -> nn.Module:
     """A copy of the problem's module with the weights of one learner; the head is the initial one where it is not shared."""
     module = copy.deepcopy(problem.network.module)
     head = arrays.get("head", problem.network.head)
-    nn.utils.vector_to_parameters(torch.cat([arrays["theta"], head]), module.parameters())  # the head comes last
+    nn.utils.vector_to_parameters(
+        torch.cat([arrays["theta"], head]), module.parameters()
+    )  # the head comes last
     return module.eval()
 
 
@@ -52,8 +63,12 @@ def test_one_learner_is_fedavg_bit_for_bit(make, update: str) -> None:
     assert all(torch.equal(server[key][0], theirs[key]) for key in theirs)
     x, y = labelled(6, seed=1).train.examples(0)
     assert np.array_equal(one_of_one.predict(x), fedavg.predict(x))
-    assert np.array_equal(one_of_one.personalise(x, y).predict(x), fedavg.personalise(x, y).predict(x))
-    assert [(r["loss"], r["score"]) for r in one_of_one.records] == [(r["loss"], r["score"]) for r in fedavg.records]
+    assert np.array_equal(
+        one_of_one.personalise(x, y).predict(x), fedavg.personalise(x, y).predict(x)
+    )
+    assert [(r["loss"], r["score"]) for r in one_of_one.records] == [
+        (r["loss"], r["score"]) for r in fedavg.records
+    ]
     # Two learners share the examples between them, and the first is another.
     two = fedhb.fit(module, clients, FedEM(num_learners=2, update=update), **TRAINING)
     assert not torch.equal(two.state.server["theta"][0], theirs["theta"])
@@ -64,7 +79,9 @@ def test_one_learner_is_fedavg_bit_for_bit(make, update: str) -> None:
 NOISE = 0.7
 
 
-def mixed_regression(*shares: tuple[int, ...], w: Tensor, noise: float = 0.0, seed: int = 0) -> Clients:
+def mixed_regression(
+    *shares: tuple[int, ...], w: Tensor, noise: float = 0.0, seed: int = 0
+) -> Clients:
     """Clients with shares[i][k] examples of y = w_k . x + noise; |x_1| lies in 1..1.5, so that components differ everywhere."""
     random, pairs = np.random.default_rng(seed), []
     for counts in shares:
@@ -86,7 +103,9 @@ def gaussians(seed: int = 0) -> tuple[Problem, Clients, Tensor]:
 def densities(clients: Clients, c: int, w: Tensor) -> Tensor:
     """N(y; w_k . x, NOISE^2) [n, M], as printed."""
     x, y = examples(clients, c)
-    return torch.exp(-0.5 * ((y.unsqueeze(1) - x @ w.T) / NOISE) ** 2) / (NOISE * (2 * torch.pi) ** 0.5)
+    return torch.exp(-0.5 * ((y.unsqueeze(1) - x @ w.T) / NOISE) ** 2) / (
+        NOISE * (2 * torch.pi) ** 0.5
+    )
 
 
 def test_responsibilities_are_bayes_rule() -> None:
@@ -100,14 +119,18 @@ def test_responsibilities_are_bayes_rule() -> None:
         # A few products and exponentials of numbers near one.
         torch.testing.assert_close(own, exact, rtol=0, atol=1e-14)
         torch.testing.assert_close(mean[c], exact.mean(0), rtol=0, atol=1e-14)
-        assert own.min() > 0.001 and own.max() < 0.999  # neither is certain: the test sees the densities
+        assert (
+            own.min() > 0.001 and own.max() < 0.999
+        )  # neither is certain: the test sees the densities
 
 
 def test_e_steps_alone_find_the_likeliest_weights() -> None:
     problem, clients, w = gaussians(seed=5)
     algorithm = FedEM(num_learners=2, tune=False, pi_steps=3000)
     server = {"theta": w, "pi": torch.full((2,), 0.5, dtype=torch.float64)}
-    mine = algorithm.personalise(problem, server, clients, algorithm.remember(problem, clients), plan_of(), RNG)
+    mine = algorithm.personalise(
+        problem, server, clients, algorithm.remember(problem, clients), plan_of(), RNG
+    )
     assert torch.equal(mine.theta, w.expand(3, 2, 2))  # no gradient step
     for c in range(3):
         p = densities(clients, c, w)
@@ -116,14 +139,22 @@ def test_e_steps_alone_find_the_likeliest_weights() -> None:
         ratio = (p / (p @ mine.weights[c]).unsqueeze(1)).mean(0)
         assert (mine.weights[c] * (ratio - 1)).abs().max() < 1e-9 and ratio.max() < 1 + 1e-9
     inside = ((mine.weights > 0.01) & (mine.weights < 0.99)).all(1)
-    assert inside.any() and (mine.weights[inside][:, 0] - 0.5).abs().min() > 0.01  # not where it began
+    assert (
+        inside.any() and (mine.weights[inside][:, 0] - 0.5).abs().min() > 0.01
+    )  # not where it began
 
 
 def test_far_learners_and_dead_weights_give_no_nan() -> None:
     problem, clients, w = gaussians()
-    far = torch.stack([w[0], w[0] + 1e4])  # log-likelihoods differ by 1e8 and more: exponentials of them are zero
-    q, pi = FedEM(num_learners=2).e_step(problem, {"theta": far}, clients, torch.full((3, 2), 0.5, dtype=torch.float64))
-    assert torch.equal(pi, torch.tensor([[1.0, 0.0]] * 3, dtype=torch.float64)) and torch.equal(q[0], torch.ones_like(q[0]))
+    far = torch.stack(
+        [w[0], w[0] + 1e4]
+    )  # log-likelihoods differ by 1e8 and more: exponentials of them are zero
+    q, pi = FedEM(num_learners=2).e_step(
+        problem, {"theta": far}, clients, torch.full((3, 2), 0.5, dtype=torch.float64)
+    )
+    assert torch.equal(pi, torch.tensor([[1.0, 0.0]] * 3, dtype=torch.float64)) and torch.equal(
+        q[0], torch.ones_like(q[0])
+    )
     again, _ = FedEM(num_learners=2).e_step(problem, {"theta": w}, clients, pi)
     assert torch.equal(again, q)  # EM never revives a weight of zero
 
@@ -136,7 +167,9 @@ def test_losses_do_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> N
     whole = losses(problem, learners, *clients.train.examples(0))
     monkeypatch.setattr("fedhb.algorithms.fedem.BLOCK", 4)
     # The same products, perhaps summed in another order.
-    torch.testing.assert_close(losses(problem, learners, *clients.train.examples(0)), whole, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        losses(problem, learners, *clients.train.examples(0)), whole, rtol=0, atol=1e-14
+    )
 
 
 # ---- the M-step
@@ -146,7 +179,9 @@ def test_batches_say_which_examples_they_hold() -> None:
     clients = labelled(9, 6, 2, 5).select([2, 0, 3])
     for batch in batches(clients, plan_of(epochs=2), RNG):
         rows = clients.train.rows[batch.held]
-        assert torch.equal(clients.train.x[rows], batch.x) and torch.equal(clients.train.y[rows], batch.y)
+        assert torch.equal(clients.train.x[rows], batch.x) and torch.equal(
+            clients.train.y[rows], batch.y
+        )
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
@@ -161,7 +196,9 @@ def test_each_learner_is_trained_on_its_share_of_every_example(order: list[int])
         return torch.sigmoid(3.0 * x.double().sum(-1))
 
     first = share(clients.train.x[clients.train.rows])
-    found, _ = algorithm.m_step(problem, received, clients, torch.stack([first, 1.0 - first]), plan, RNG)
+    found, _ = algorithm.m_step(
+        problem, received, clients, torch.stack([first, 1.0 - first]), plan, RNG
+    )
     for c in range(3):
         for k in range(2):
             module = own_module(problem, one(received, k))
@@ -170,11 +207,15 @@ def test_each_learner_is_trained_on_its_share_of_every_example(order: list[int])
                 x, y = batch.x[0].double(), batch.y[0]
                 weight = share(x) if k == 0 else 1.0 - share(x)
                 optimiser.zero_grad()
-                (weight * functional.cross_entropy(module(x), y, reduction="none")).mean().backward()
+                (
+                    weight * functional.cross_entropy(module(x), y, reduction="none")
+                ).mean().backward()
                 optimiser.step()
             expected = torch.cat([p.detach().flatten() for p in module.parameters()])
             # Nine steps or fewer, sums in another order.
-            torch.testing.assert_close(torch.cat([found.theta[c, k], found.head[c, k]]), expected, rtol=0, atol=1e-13)
+            torch.testing.assert_close(
+                torch.cat([found.theta[c, k], found.head[c, k]]), expected, rtol=0, atol=1e-13
+            )
 
 
 def test_the_round_by_hand() -> None:
@@ -186,22 +227,39 @@ def test_the_round_by_hand() -> None:
     received = algorithm.broadcast(server, [0, 1, 2])
     assert received.keys() == {"theta", "buffers"}
     memory = algorithm.remember(problem, clients)
-    assert torch.equal(memory["pi"], torch.full((3, 3), 1 / 3, dtype=torch.float64)) and not memory["seen"].any()
+    assert (
+        torch.equal(memory["pi"], torch.full((3, 3), 1 / 3, dtype=torch.float64))
+        and not memory["seen"].any()
+    )
     memory["pi"][1] = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     cohort = [0, 1]
     part = {key: value[cohort] for key, value in memory.items()}
-    found, remembered = algorithm.local_update(problem, received, clients.select(cohort), part, plan, RNG)
+    found, remembered = algorithm.local_update(
+        problem, received, clients.select(cohort), part, plan, RNG
+    )
     q, pi = algorithm.e_step(problem, received, clients.select(cohort), part["pi"])
     weights, reports = algorithm.m_step(problem, received, clients.select(cohort), q, plan, RNG)
     for key in ("loss", "score"):  # of a client: its learners' mean under pi
-        torch.testing.assert_close(found[key], torch.einsum("ck,ck->c", pi, reports[key]), rtol=0, atol=1e-15)
-    assert torch.equal(remembered["pi"], pi) and remembered["seen"].all() and torch.equal(found["pi"], pi)
-    assert torch.equal(found["theta"], weights.theta) and torch.equal(found["buffers"], weights.buffers)
-    after = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, RNG), RNG)
+        torch.testing.assert_close(
+            found[key], torch.einsum("ck,ck->c", pi, reports[key]), rtol=0, atol=1e-15
+        )
+    assert (
+        torch.equal(remembered["pi"], pi)
+        and remembered["seen"].all()
+        and torch.equal(found["pi"], pi)
+    )
+    assert torch.equal(found["theta"], weights.theta) and torch.equal(
+        found["buffers"], weights.buffers
+    )
+    after = algorithm.aggregate(
+        problem, server, algorithm.summarise(problem, received, found, RNG), RNG
+    )
     shares = torch.tensor([0.6, 0.4], dtype=torch.float64)  # of nine and six examples
     for key in ("theta", "buffers", "pi"):
         # A mean of two numbers near one, in another order.
-        torch.testing.assert_close(after[key], torch.tensordot(shares, found[key], 1), rtol=0, atol=1e-15)
+        torch.testing.assert_close(
+            after[key], torch.tensordot(shares, found[key], 1), rtol=0, atol=1e-15
+        )
     assert ((after["theta"] - server["theta"]).abs().amax(1) > 1e-3).all()
 
 
@@ -212,8 +270,13 @@ def test_em_recovers_a_mixture_of_linear_regressions() -> None:
     counts = ((9, 1), (4, 4), (0, 6))
     clients = mixed_regression(*counts, w=w)
     problem = problem_of(linear(2), clients, GaussianRegression(noise=0.3))
-    algorithm, plan = FedEM(num_learners=2), plan_of(batch_size=10, lr=0.05, momentum=0.0)  # one full step a round
-    server = algorithm.start(problem, RNG) | {"theta": torch.tensor([[0.1, 0.0], [0.0, 0.0]], dtype=torch.float64)}
+    algorithm, plan = (
+        FedEM(num_learners=2),
+        plan_of(batch_size=10, lr=0.05, momentum=0.0),
+    )  # one full step a round
+    server = algorithm.start(problem, RNG) | {
+        "theta": torch.tensor([[0.1, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    }
     memory = algorithm.remember(problem, clients)
     first = None
     for number in range(1, 151):
@@ -221,19 +284,27 @@ def test_em_recovers_a_mixture_of_linear_regressions() -> None:
         received = algorithm.broadcast(server, [0, 1, 2])
         found, memory = algorithm.local_update(problem, received, clients, memory, plan, rng)
         first = found["pi"] if first is None else first
-        server = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, rng), rng)
+        server = algorithm.aggregate(
+            problem, server, algorithm.summarise(problem, received, found, rng), rng
+        )
     # The slowest direction's curvature is above 3 (half of the examples, x_2 ~ 1, over 0.3^2): 0.85^150 = 3e-11 of
     # the way is left. The data are stored in float32, so that y = w . x holds to 1e-7.
     torch.testing.assert_close(server["theta"], w, rtol=0, atol=1e-6)
     shares = torch.tensor(counts, dtype=torch.float64)
     shares /= shares.sum(1, keepdim=True)
     torch.testing.assert_close(memory["pi"], shares, rtol=0, atol=1e-12)  # sums of exp(-50) or less
-    assert first is not None and (first - shares).abs().max() > 0.05  # which the first round does not know
-    torch.testing.assert_close(server["pi"], torch.tensor([13, 11], dtype=torch.float64) / 24, rtol=0, atol=1e-12)
+    assert (
+        first is not None and (first - shares).abs().max() > 0.05
+    )  # which the first round does not know
+    torch.testing.assert_close(
+        server["pi"], torch.tensor([13, 11], dtype=torch.float64) / 24, rtol=0, atol=1e-12
+    )
 
     # Prediction with a client's own weights: mean and variance of the mixture.
     x = normal(5, 2, seed=3)
-    prediction = algorithm.predict(problem, server, x, RNG, {key: value[:1] for key, value in memory.items()})
+    prediction = algorithm.predict(
+        problem, server, x, RNG, {key: value[:1] for key, value in memory.items()}
+    )
     means = x @ server["theta"].T
     mean = means @ shares[0]
     variance = 0.09 + (means.square() @ shares[0] - mean.square())
@@ -244,7 +315,9 @@ def test_em_recovers_a_mixture_of_linear_regressions() -> None:
     novel = mixed_regression((7, 0), w=w, seed=9)
     weights = dataclasses.replace(algorithm, tune=False)
     mine = weights.personalise(problem, server, novel, weights.remember(problem, novel), plan, RNG)
-    torch.testing.assert_close(mine.weights, torch.tensor([[1.0, 0.0]], dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        mine.weights, torch.tensor([[1.0, 0.0]], dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 # ---- prediction and personalisation
@@ -255,9 +328,13 @@ def test_prediction_mixes_probabilities_by_the_clients_pi(update: str) -> None:
     clients, x = labelled(9, 6), normal(7, 4, seed=1)
     problem = problem_of(mlp(4, 5, 3), clients)
     algorithm = FedEM(update=update)
-    server = algorithm.start(problem, RNG) | {"pi": torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)}
+    server = algorithm.start(problem, RNG) | {
+        "pi": torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    }
     own = torch.tensor([[0.1, 0.1, 0.8]], dtype=torch.float64)
-    each = torch.stack([own_module(problem, one(server, k))(x).softmax(-1).detach() for k in range(3)])
+    each = torch.stack(
+        [own_module(problem, one(server, k))(x).softmax(-1).detach() for k in range(3)]
+    )
 
     def expected(pi: Tensor) -> Tensor:
         return torch.einsum("k,kno->no", pi, each)
@@ -266,7 +343,9 @@ def test_prediction_mixes_probabilities_by_the_clients_pi(update: str) -> None:
     new = algorithm.remember(problem, clients.select([0]))
     for memory, pi in ((None, server["pi"]), (new, server["pi"]), (seen, own[0])):
         # Products of numbers below one, in another order.
-        torch.testing.assert_close(algorithm.predict(problem, server, x, RNG, memory), expected(pi), rtol=0, atol=1e-14)
+        torch.testing.assert_close(
+            algorithm.predict(problem, server, x, RNG, memory), expected(pi), rtol=0, atol=1e-14
+        )
 
 
 @pytest.mark.parametrize("update", ["body", "full"])
@@ -277,13 +356,25 @@ def test_personalisation_is_the_client_update_with_the_head(update: str) -> None
     server = algorithm.start(problem, RNG)
     memory = algorithm.remember(problem, clients)
     mine = algorithm.personalise(problem, server, clients, memory, plan, RNG)
-    found, remembered = algorithm.local_update(problem, algorithm.broadcast(server, [0, 1]), clients, memory, plan, RNG)
+    found, remembered = algorithm.local_update(
+        problem, algorithm.broadcast(server, [0, 1]), clients, memory, plan, RNG
+    )
     assert torch.equal(mine.theta, found["theta"]) and torch.equal(mine.weights, remembered["pi"])
     start = server.get("head", problem.network.head.expand(3, -1))
-    assert ((mine.head - start).abs().amax(2) > 1e-3).all() and mine.head.shape == (2, 3, len(problem.network.head))
-    weights = dataclasses.replace(algorithm, tune=False).personalise(problem, server, clients, memory, plan, RNG)
-    assert torch.equal(weights.theta, server["theta"].expand(2, 3, -1)) and torch.equal(weights.head, start.expand(2, 3, -1))
-    assert torch.equal(weights.weights, mine.weights) and not torch.equal(weights.weights[0], weights.weights[1])
+    assert ((mine.head - start).abs().amax(2) > 1e-3).all() and mine.head.shape == (
+        2,
+        3,
+        len(problem.network.head),
+    )
+    weights = dataclasses.replace(algorithm, tune=False).personalise(
+        problem, server, clients, memory, plan, RNG
+    )
+    assert torch.equal(weights.theta, server["theta"].expand(2, 3, -1)) and torch.equal(
+        weights.head, start.expand(2, 3, -1)
+    )
+    assert torch.equal(weights.weights, mine.weights) and not torch.equal(
+        weights.weights[0], weights.weights[1]
+    )
     known = algorithm.personalise(problem, server, clients, remembered, plan, RNG)
     assert not torch.allclose(known.weights, mine.weights)  # it begins at the client's own pi
 
@@ -295,14 +386,22 @@ def test_learners_begin_as_different_networks_of_the_same_kind() -> None:
     problem = problem_of(batch_normed(), labelled(9))
     network = problem.network
     three, two = (different_starts(problem, count, "full", 0.0, RNG) for count in (3, 2))
-    for key, slots, vector in (("theta", network.body_slots, network.theta), ("head", network.head_slots, network.head)):
+    for key, slots, vector in (
+        ("theta", network.body_slots, network.theta),
+        ("head", network.head_slots, network.head),
+    ):
         assert torch.equal(three[key][0], vector) and torch.equal(three[key][:2], two[key])
         for slot in slots:
             entries = slot.of(three[key]).flatten(1)
-            assert torch.equal(entries.sort(1).values, entries[:1].sort(1).values.expand(3, -1))  # each tensor has its own
+            assert torch.equal(
+                entries.sort(1).values, entries[:1].sort(1).values.expand(3, -1)
+            )  # each tensor has its own
             # The norm's weight is one and its bias zero in all of them; no other tensor is as before.
             same = slot.name in ("1.weight", "1.bias")
-            assert all(torch.equal(entries[k], entries[0]) == same for k in (1, 2)) or len(entries[0]) < 4
+            assert (
+                all(torch.equal(entries[k], entries[0]) == same for k in (1, 2))
+                or len(entries[0]) < 4
+            )
     assert torch.equal(three["buffers"], network.buffers.expand(3, -1))
     assert not torch.equal(three["theta"][1], three["theta"][2])
     body = different_starts(problem, 2, "body", 0.0, RNG)
@@ -312,18 +411,24 @@ def test_learners_begin_as_different_networks_of_the_same_kind() -> None:
 
     noisy = different_starts(problem, 3, "full", 0.01, RNG)
     assert torch.equal(noisy["theta"][0], network.theta)
-    noise = torch.cat([noisy["theta"][1:], noisy["head"][1:]], 1) - torch.cat([network.theta, network.head])
+    noise = torch.cat([noisy["theta"][1:], noisy["head"][1:]], 1) - torch.cat(
+        [network.theta, network.head]
+    )
     assert noise.std().item() == pytest.approx(0.01, rel=0.25)  # of 126 draws: four standard errors
 
 
 def test_equal_learners_are_refused() -> None:
     module = linear(3)
-    nn.init.zeros_(module.weight)  # a start that is right for a regression, and wrong for a mixture of them
+    nn.init.zeros_(
+        module.weight
+    )  # a start that is right for a regression, and wrong for a mixture of them
     problem = problem_of(module, labelled(9, shape=(3,)))
     with pytest.raises(fedhb.InputError, match=r"fedem\.noise"):
         FedEM(num_learners=2, noise=0.0).start(problem, RNG)
     assert len(FedEM(num_learners=2, noise=0.01).start(problem, RNG)["theta"].unique(dim=0)) == 2
-    assert torch.equal(FedEM(num_learners=1).start(problem, RNG)["theta"], torch.zeros(1, 3, dtype=torch.float64))
+    assert torch.equal(
+        FedEM(num_learners=1).start(problem, RNG)["theta"], torch.zeros(1, 3, dtype=torch.float64)
+    )
 
 
 # ---- learning
@@ -336,11 +441,23 @@ def test_it_tells_two_kinds_of_clients_apart() -> None:
     for part in (digits.train, digits.test):
         order = np.random.default_rng(0).permutation(len(part))
         rows = [order[k::8] for k in range(8)]
-        pairs.append([(part.x[r], 9 - part.y[r] if k % 2 else part.y[r]) for k, r in enumerate(rows)])
+        pairs.append(
+            [(part.x[r], 9 - part.y[r] if k % 2 else part.y[r]) for k, r in enumerate(rows)]
+        )
     clients = Clients.from_arrays(*pairs, num_classes=10, standardise=True)
-    module = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))).float()
-    options: dict[str, Any] = {"rounds": 15, "fraction": 0.5, "local_epochs": 3, "batch_size": 20, "personal_epochs": 1}
-    run = fedhb.fit(module, clients, FedEM(num_learners=2, update="full", noise=0.0), progress=False, **options)
+    module = seeded(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    ).float()
+    options: dict[str, Any] = {
+        "rounds": 15,
+        "fraction": 0.5,
+        "local_epochs": 3,
+        "batch_size": 20,
+        "personal_epochs": 1,
+    }
+    run = fedhb.fit(
+        module, clients, FedEM(num_learners=2, update="full", noise=0.0), progress=False, **options
+    )
     assert run.result["global"]["accuracy"] > 0.75  # 0.5 at best for one network
     pi = torch.stack([run.state.store.memories[k]["pi"] for k in range(8)])
     assert len(set(pi[0::2].argmax(1).tolist())) == 1 and len(set(pi[1::2].argmax(1).tolist())) == 1

@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import RNG, examples, initial, labelled, linear, mlp, normal, plan_of, problem_of, seeded
+from problems import (
+    RNG,
+    examples,
+    initial,
+    labelled,
+    linear,
+    mlp,
+    normal,
+    plan_of,
+    problem_of,
+    seeded,
+)
 from torch import Tensor, nn
 
 import fedhb
@@ -20,14 +31,25 @@ from fedhb.seeding import Randomness
 from fedhb.training.average import Iterates
 from fedhb.training.sgd import train
 
-TRAINING = {"rounds": 3, "fraction": 0.6, "local_epochs": 2, "batch_size": 4, "seed": 2, "progress": False}
+TRAINING = {
+    "rounds": 3,
+    "fraction": 0.6,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "seed": 2,
+    "progress": False,
+}
 
 
 def batch_normed() -> nn.Module:
-    return seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    )
 
 
-def trained(module: nn.Module, algorithm: Any, sizes: tuple[int, ...] = (9, 6, 4, 7, 8), **options: Any) -> Arrays:
+def trained(
+    module: nn.Module, algorithm: Any, sizes: tuple[int, ...] = (9, 6, 4, 7, 8), **options: Any
+) -> Arrays:
     return fedhb.fit(module, labelled(*sizes), algorithm, **(TRAINING | options)).state.server
 
 
@@ -55,7 +77,10 @@ def explicit(theta: Tensor, samples: Tensor, rho: float) -> Tensor:
 @pytest.mark.parametrize("d", [3, 6])
 def test_the_programme_is_the_explicit_inverse(d: int, count: int, rho: float) -> None:
     for seed in range(5):
-        theta, samples = normal(d, seed=seed), normal(d, seed=50 + seed) + 1.5 * normal(count, d, seed=100 + seed)
+        theta, samples = (
+            normal(d, seed=seed),
+            normal(d, seed=50 + seed) + 1.5 * normal(count, d, seed=100 + seed),
+        )
         before = samples.clone()
         point = posterior_point(theta, list(samples), rho)
         # Numbers up to 100 (Sigma^-1 is up to 1 + 8 rho), each after some dozens of roundings; the solver has as many.
@@ -68,7 +93,9 @@ def test_the_programme_is_the_explicit_inverse(d: int, count: int, rho: float) -
 def test_without_a_covariance_the_delta_is_that_of_the_mean() -> None:
     """Equal samples: Sigma = r I, and the delta is 1 / r times the distance, as the estimator has it."""
     theta, x = normal(4, seed=1), normal(4, seed=2)
-    torch.testing.assert_close(posterior_point(theta, [x, x, x], 0.5), theta + 2.0 * (x - theta), rtol=1e-15, atol=1e-15)
+    torch.testing.assert_close(
+        posterior_point(theta, [x, x, x], 0.5), theta + 2.0 * (x - theta), rtol=1e-15, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -90,10 +117,17 @@ def test_one_sample_and_warm_up_are_fedavg_to_the_bit(make, update: str) -> None
     assert not same_network(trained(module, FedPA(update=update, warm_up=2, burn_in=0.5)), fedavg)
     # Clients with one batch in one epoch have one iterate: they are asked for four samples, and have one.
     short = {"batch_size": 9, "local_epochs": 1}
-    assert same_network(trained(module, FedPA(update=update), **short), trained(module, FedAvg(update=update), **short))
+    assert same_network(
+        trained(module, FedPA(update=update), **short),
+        trained(module, FedAvg(update=update), **short),
+    )
     # The server's step is the other half of it.
-    assert not same_network(trained(module, FedPA(update=update, local_samples=1, server_lr=0.9)), fedavg)
-    assert not same_network(trained(module, FedPA(update=update, local_samples=1, server_momentum=0.1)), fedavg)
+    assert not same_network(
+        trained(module, FedPA(update=update, local_samples=1, server_lr=0.9)), fedavg
+    )
+    assert not same_network(
+        trained(module, FedPA(update=update, local_samples=1, server_momentum=0.1)), fedavg
+    )
 
 
 def test_warm_up_ends_after_its_rounds_and_is_counted_by_the_server() -> None:
@@ -113,7 +147,9 @@ def test_personalisation_is_fedavgs() -> None:
     clients, plan = labelled(9, 6, 5), plan_of(epochs=2, train_head=True)
     problem = problem_of(mlp(4, 5, 3), clients)
     mine, theirs = (
-        algorithm.personalise(problem, algorithm.start(problem, RNG), clients, {}, plan, RNG).arrays()
+        algorithm.personalise(
+            problem, algorithm.start(problem, RNG), clients, {}, plan, RNG
+        ).arrays()
         for algorithm in (FedPA(), FedAvg(update="body"))
     )
     assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
@@ -127,7 +163,13 @@ def test_personalisation_is_fedavgs() -> None:
     ("size", "batch", "burn_in", "segments", "expected"),
     [
         (10, 1, 0.2, 4, [[3, 4], [5, 6], [7, 8], [9, 10]]),
-        (50, 10, 0.2, 4, [[2], [3], [4], [5]]),  # the authors' five epochs: one of burn-in, a sample from each of the others
+        (
+            50,
+            10,
+            0.2,
+            4,
+            [[2], [3], [4], [5]],
+        ),  # the authors' five epochs: one of burn-in, a sample from each of the others
         (10, 1, 0.5, 4, [[6], [7], [8], [9, 10]]),
         (10, 1, 0.0, 3, [[1, 2, 3], [4, 5, 6], [7, 8, 9, 10]]),
         (10, 1, 1.0, 4, [[10]]),  # all but the last iterate is burn-in
@@ -137,7 +179,9 @@ def test_personalisation_is_fedavgs() -> None:
         (9, 4, 0.0, 2, [[1], [2, 3]]),  # 4 of 9 examples, 8 of 9, 9 of 9
     ],
 )
-def test_segments_by_hand(size: int, batch: int, burn_in: float, segments: int, expected: list[list[int]]) -> None:
+def test_segments_by_hand(
+    size: int, batch: int, burn_in: float, segments: int, expected: list[list[int]]
+) -> None:
     """The network is one weight that loses 1 in every step: its value is minus the number of the step."""
     clients = Clients.from_arrays([(np.ones((size, 1)), np.zeros(size))])
     problem = problem_of(linear(1), clients, GaussianRegression(noise=1.0))
@@ -149,23 +193,45 @@ def test_segments_by_hand(size: int, batch: int, burn_in: float, segments: int, 
     start = initial(problem.network, 1)
     start.theta.zero_()
     iterates = Iterates(start, False, [size], burn_in, segments)
-    train(problem.network, Falling(noise=1.0), start, clients, plan_of(1, batch, lr=1.0, momentum=0.0), RNG, beside=iterates)
+    train(
+        problem.network,
+        Falling(noise=1.0),
+        start,
+        clients,
+        plan_of(1, batch, lr=1.0, momentum=0.0),
+        RNG,
+        beside=iterates,
+    )
     found = [average.item() for average in iterates.averages(0)]
-    assert found == pytest.approx([-np.mean(steps) for steps in expected], rel=1e-14)  # a mean of whole numbers
+    assert found == pytest.approx(
+        [-np.mean(steps) for steps in expected], rel=1e-14
+    )  # a mean of whole numbers
 
 
 SEGMENTS = {  # three after a quarter of the training: the steps of clients with 6, 19 and 12 examples, batches of 4, two epochs
-    0: [[1, 2], [3, 4]],  # 4, 6, 10 and 12 of 12 examples seen: bounds at 3, 6, 9, 12, and one segment without a step
-    1: [[3, 4, 5], [6, 7], [8, 9, 10]],  # 4, 8, 12, 16, 19 of 38, and 19 more: bounds at 9.5, 19, 28.5, 38
+    0: [
+        [1, 2],
+        [3, 4],
+    ],  # 4, 6, 10 and 12 of 12 examples seen: bounds at 3, 6, 9, 12, and one segment without a step
+    1: [
+        [3, 4, 5],
+        [6, 7],
+        [8, 9, 10],
+    ],  # 4, 8, 12, 16, 19 of 38, and 19 more: bounds at 9.5, 19, 28.5, 38
     2: [[2, 3], [4], [5, 6]],  # bounds at 6, 12, 18, 24
 }
 
 
 @pytest.mark.parametrize("update", ["body", "full"])
 @pytest.mark.parametrize("make", [lambda: mlp(4, 5, 3), batch_normed])
-def test_what_ragged_clients_send_is_the_explicit_estimate_of_their_iterates(make, update: str) -> None:
+def test_what_ragged_clients_send_is_the_explicit_estimate_of_their_iterates(
+    make, update: str
+) -> None:
     """All clients together, against each client alone with its iterates written down one by one."""
-    clients, algorithm = labelled(6, 19, 12), FedPA(update=update, rho=0.7, local_samples=3, burn_in=0.25)
+    clients, algorithm = (
+        labelled(6, 19, 12),
+        FedPA(update=update, rho=0.7, local_samples=3, burn_in=0.25),
+    )
     problem, plan = problem_of(make(), clients), plan_of(epochs=2, train_head=update == "full")
     server = algorithm.start(problem, RNG)
     received = algorithm.broadcast(server, [0, 1, 2])
@@ -178,8 +244,12 @@ def test_what_ragged_clients_send_is_the_explicit_estimate_of_their_iterates(mak
         def note(batch: Any, m: Tensor, start=start, iterates=iterates) -> None:
             iterates.append(torch.cat([start.theta[0], start.head[0]])[: len(sent)])
 
-        weights, _ = train(problem.network, problem.likelihood, start, clients.select([c]), plan, RNG, beside=note)
-        samples = torch.stack([torch.stack([iterates[s - 1] for s in steps]).mean(0) for steps in segments])
+        weights, _ = train(
+            problem.network, problem.likelihood, start, clients.select([c]), plan, RNG, beside=note
+        )
+        samples = torch.stack(
+            [torch.stack([iterates[s - 1] for s in steps]).mean(0) for steps in segments]
+        )
         answer = torch.cat([found[key][c] for key in ("theta", "head") if key in found])
         # Batched products and averages in another order, over ten steps, then a solve with a matrix that is well conditioned.
         torch.testing.assert_close(answer, explicit(sent, samples, 0.7), rtol=0, atol=1e-12)
@@ -199,13 +269,21 @@ def test_the_servers_step_by_hand() -> None:
     theta, head = server["theta"], server["head"]
     velocity, head_velocity = torch.zeros_like(theta), torch.zeros_like(head)
     for number in range(1, 4):
-        answers = {key: server[key] + normal(2, len(server[key]), seed=number) for key in ("theta", "head")}
+        answers = {
+            key: server[key] + normal(2, len(server[key]), seed=number) for key in ("theta", "head")
+        }
         found = answers | {"examples": clients.sizes.double()}
         received = algorithm.broadcast(server, [0, 1])
-        server = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, RNG), RNG)
+        server = algorithm.aggregate(
+            problem, server, algorithm.summarise(problem, received, found, RNG), RNG
+        )
         # Delta = theta - what was sent; sizes 9 and 3.
-        velocity = 0.8 * velocity + theta - (0.75 * answers["theta"][0] + 0.25 * answers["theta"][1])
-        head_velocity = 0.8 * head_velocity + head - (0.75 * answers["head"][0] + 0.25 * answers["head"][1])
+        velocity = (
+            0.8 * velocity + theta - (0.75 * answers["theta"][0] + 0.25 * answers["theta"][1])
+        )
+        head_velocity = (
+            0.8 * head_velocity + head - (0.75 * answers["head"][0] + 0.25 * answers["head"][1])
+        )
         theta, head = theta - 0.3 * velocity, head - 0.3 * head_velocity
         # Numbers below ten, some sums in another order.
         torch.testing.assert_close(server["theta"], theta, rtol=0, atol=1e-13)
@@ -247,7 +325,9 @@ def rounds(algorithm: Any, problem: Problem, clients: Clients, plan: Plan, count
         rng = Randomness(0, number)
         received = algorithm.broadcast(server, clients.ids.tolist())
         found, _ = algorithm.local_update(problem, received, clients, {}, plan, rng)
-        server = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, rng), rng)
+        server = algorithm.aggregate(
+            problem, server, algorithm.summarise(problem, received, found, rng), rng
+        )
     return server["theta"]
 
 
@@ -273,7 +353,9 @@ def test_from_exact_samples_it_finds_the_exact_global_mode() -> None:
         answers = torch.stack([posterior_point(server["theta"], samples[c], rho) for c in range(2)])
         received = algorithm.broadcast(server, [0, 1])
         found = {"theta": answers, "examples": clients.sizes.double()}
-        server = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, RNG), RNG)
+        server = algorithm.aggregate(
+            problem, server, algorithm.summarise(problem, received, found, RNG), RNG
+        )
     mode = pooled(clients)
     # Each step shrinks the distance by 1 - (sum of the precisions)/2 = 0.6 in either weight: 60 of them by 1e-13.
     torch.testing.assert_close(server["theta"], mode, rtol=0, atol=1e-11)
@@ -294,9 +376,19 @@ def test_with_its_own_samples_it_comes_nearer_to_the_mode_than_fedavg() -> None:
 
 
 def test_it_learns_digits() -> None:
-    clients = fedhb.partition.shards(fedhb.data.load("digits"), num_clients=10, shards_per_client=4, seed=0)
-    module = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))).float()
-    settings = {"rounds": 8, "fraction": 0.5, "batch_size": 20, "personal_epochs": 2, "progress": False}
+    clients = fedhb.partition.shards(
+        fedhb.data.load("digits"), num_clients=10, shards_per_client=4, seed=0
+    )
+    module = seeded(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    ).float()
+    settings = {
+        "rounds": 8,
+        "fraction": 0.5,
+        "batch_size": 20,
+        "personal_epochs": 2,
+        "progress": False,
+    }
     result = fedhb.fit(module, clients, FedPA(warm_up=1), **settings).result
     # Chance is 0.1. Seen: 0.8 and 0.9; the bounds leave room for other kernels, not for a broken method.
     assert result["global"]["accuracy"] > 0.6 and result["personalised"]["accuracy"] > 0.6
@@ -304,6 +396,9 @@ def test_it_learns_digits() -> None:
 
 def test_clients_with_too_few_steps_for_two_samples_are_told_that_it_is_fedavg() -> None:
     few = {"local_epochs": 1, "batch_size": 5, "lr": 0.1, "sizes": (9, 8, 10)}
-    with pytest.warns(UserWarning, match="too few steps for a second sample .burn_in=0.8., and answer as in FedAvg"):
+    with pytest.warns(
+        UserWarning,
+        match="too few steps for a second sample .burn_in=0.8., and answer as in FedAvg",
+    ):
         sampled = trained(batch_normed(), FedPA(), **few)
     assert same_network(sampled, trained(batch_normed(), FedAvg(update="full"), **few))

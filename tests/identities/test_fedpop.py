@@ -9,7 +9,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from problems import RNG, examples, initial, labelled, linear, mlp, normal, plan_of, problem_of, regression, seeded
+from problems import (
+    RNG,
+    examples,
+    initial,
+    labelled,
+    linear,
+    mlp,
+    normal,
+    plan_of,
+    problem_of,
+    regression,
+    seeded,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -35,7 +47,9 @@ def posterior(problem: Problem, clients: Clients, c: int) -> tuple[Tensor, Tenso
     features = x @ problem.network.theta.view(3, 3).T
     identity = torch.eye(3, dtype=torch.float64)
     precision = features.T @ features / NOISE**2 + identity / PRIOR**2
-    mean = torch.linalg.solve(precision, features.T @ y / NOISE**2 + problem.network.head / PRIOR**2)
+    mean = torch.linalg.solve(
+        precision, features.T @ y / NOISE**2 + problem.network.head / PRIOR**2
+    )
     return mean, torch.linalg.inv(precision)
 
 
@@ -44,7 +58,9 @@ def linear_gaussian(clients: Clients) -> Problem:
 
 
 def batch_normed() -> nn.Module:
-    return seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    )
 
 
 # ---- the chain
@@ -55,9 +71,13 @@ def test_the_chain_differentiates_nothing_below_the_head() -> None:
     clients = labelled(8, 8)
     problem = problem_of(batch_normed(), clients)
     seen: list[bool] = []
-    problem.network.module[1].register_forward_hook(lambda module, inputs, output: seen.append(output.requires_grad))
+    problem.network.module[1].register_forward_hook(
+        lambda module, inputs, output: seen.append(output.requires_grad)
+    )
     start = initial(problem.network, 2)
-    FedPop(head_epochs=2).chain(problem, start, problem.network.head, clients, plan_of(batch_size=4, lr=0.1), RNG)
+    FedPop(head_epochs=2).chain(
+        problem, start, problem.network.head, clients, plan_of(batch_size=4, lr=0.1), RNG
+    )
     assert seen and not any(seen)
 
 
@@ -67,11 +87,18 @@ def test_without_noise_the_chain_ends_at_the_mode_of_every_client() -> None:
     problem = linear_gaussian(clients)
     algorithm = FedPop(prior_scale=PRIOR, noise=0.0, head_epochs=250, num_heads=1, burn_in=1.0)
     heads = algorithm.chain(
-        problem, initial(problem.network, 3), problem.network.head, clients, plan_of(batch_size=8, lr=0.3), RNG
+        problem,
+        initial(problem.network, 3),
+        problem.network.head,
+        clients,
+        plan_of(batch_size=8, lr=0.3),
+        RNG,
     )
     for c in range(3):
         # Curvatures per example above 0.5: 250 steps of 0.3 leave e^-37 of the way.
-        torch.testing.assert_close(heads[c, 0], posterior(problem, clients, c)[0], rtol=0, atol=1e-11)
+        torch.testing.assert_close(
+            heads[c, 0], posterior(problem, clients, c)[0], rtol=0, atol=1e-11
+        )
     assert (heads[:, 0] - problem.network.head).abs().amax(1).min() > 0.1
 
 
@@ -88,7 +115,12 @@ def test_the_chain_samples_the_exact_posterior() -> None:
     assert rates.max() < 0.16 and (1 - rates.min()) ** 150 < 0.02
     algorithm = FedPop(prior_scale=PRIOR, head_epochs=300, num_heads=kept)
     heads = algorithm.chain(
-        problem, initial(problem.network, chains), problem.network.head, clients, plan_of(batch_size=10, lr=lr), RNG
+        problem,
+        initial(problem.network, chains),
+        problem.network.head,
+        clients,
+        plan_of(batch_size=10, lr=lr),
+        RNG,
     )
     assert heads.shape == (chains, kept, 3)
     centred = heads - mean
@@ -102,7 +134,9 @@ def test_the_chain_samples_the_exact_posterior() -> None:
     bias = float(rates.max()) / 2 * covariance.diagonal().max()
     assert (5 * error.diagonal() < 0.25 * covariance.diagonal()).all()
     assert ((products.mean(0) - covariance).abs() < 5 * error + bias).all()
-    assert (5 * error.diagonal() + bias < 0.4 * covariance.diagonal()).all()  # a factor of two in the noise would be seen
+    assert (
+        5 * error.diagonal() + bias < 0.4 * covariance.diagonal()
+    ).all()  # a factor of two in the noise would be seen
 
 
 def test_the_noise_has_the_size_it_should() -> None:
@@ -112,7 +146,9 @@ def test_the_noise_has_the_size_it_should() -> None:
     for noise in (1.0, 0.5):
         algorithm = FedPop(prior_scale=1e3, noise=noise, head_epochs=1, num_heads=1)
         start = initial(problem.network, 600)
-        heads = algorithm.chain(problem, start, problem.network.head, clients, plan_of(batch_size=5, lr=lr), RNG)
+        heads = algorithm.chain(
+            problem, start, problem.network.head, clients, plan_of(batch_size=5, lr=lr), RNG
+        )
         deviation = (heads[:, 0] - problem.network.head).std().item()
         # 1800 numbers: five standard errors of a standard deviation are 8 percent.
         assert deviation == pytest.approx(noise * math.sqrt(2 * lr / 5), rel=0.083)
@@ -126,7 +162,9 @@ def test_which_iterates_are_kept() -> None:
     start = initial(problem.network, 3)
 
     def kept(**options: float) -> Tensor:
-        return FedPop(**({"head_epochs": 4} | options)).chain(problem, start, problem.network.head, clients, plan, RNG)  # type: ignore[arg-type]
+        return FedPop(**({"head_epochs": 4} | options)).chain(
+            problem, start, problem.network.head, clients, plan, RNG
+        )  # type: ignore[arg-type]
 
     for c, length in enumerate((12, 8, 4)):
         every = kept(burn_in=0.0, num_heads=length)[c]  # iterates 1 to `length`
@@ -135,7 +173,9 @@ def test_which_iterates_are_kept() -> None:
         assert torch.equal(half, every[[3 * length // 4 - 1, length - 1]])
         last = kept(burn_in=1.0, num_heads=3)[c]
         assert torch.equal(last, every[[-1, -1, -1]])
-    short = kept(head_epochs=1, burn_in=0.0, num_heads=4)  # fewer iterates than places: some are kept twice
+    short = kept(
+        head_epochs=1, burn_in=0.0, num_heads=4
+    )  # fewer iterates than places: some are kept twice
     assert [len(heads.unique(dim=0)) for heads in short] == [3, 2, 1]
 
 
@@ -148,7 +188,9 @@ def test_batch_norm_joins_single_examples_in_the_chain_too() -> None:
     before = start.buffers.clone()
     heads = algorithm.chain(problem, start, problem.network.head, clients, plan_of(), RNG)
     assert [len(each.unique(dim=0)) for each in heads] == [6, 3]
-    assert torch.equal(start.buffers, before)  # the body's own passes update the buffers that are sent
+    assert torch.equal(
+        start.buffers, before
+    )  # the body's own passes update the buffers that are sent
 
 
 # ---- the body
@@ -157,26 +199,47 @@ def test_batch_norm_joins_single_examples_in_the_chain_too() -> None:
 @pytest.mark.parametrize("make", [lambda: mlp(4, 5, 3), batch_normed])
 def test_with_heads_pinned_to_the_mean_it_is_fedavg_of_the_body(make) -> None:
     module, clients = make(), labelled(9, 6, 4, 7, 8)
-    options = {"rounds": 3, "fraction": 0.6, "local_epochs": 2, "batch_size": 4, "seed": 2, "progress": False}
-    pinned = fedhb.fit(module, clients, FedPop(update="body", prior_scale=1e-9), **options).state.server
+    options = {
+        "rounds": 3,
+        "fraction": 0.6,
+        "local_epochs": 2,
+        "batch_size": 4,
+        "seed": 2,
+        "progress": False,
+    }
+    pinned = fedhb.fit(
+        module, clients, FedPop(update="body", prior_scale=1e-9), **options
+    ).state.server
     fedavg = fedhb.fit(module, clients, FedAvg(update="body"), **options).state.server
     assert pinned.keys() == fedavg.keys()
     for key in fedavg:
         # The heads deviate by 1e-9 or less.
         torch.testing.assert_close(pinned[key], fedavg[key], rtol=0, atol=1e-6)
-    free = fedhb.fit(module, clients, FedPop(update="body", prior_scale=0.1), **options).state.server
+    free = fedhb.fit(
+        module, clients, FedPop(update="body", prior_scale=0.1), **options
+    ).state.server
     assert (free["theta"] - fedavg["theta"]).abs().max() > 1e-2
 
 
 def test_the_body_descends_under_kept_heads_each_as_likely() -> None:
     """Sixty clients with the same examples, one full batch: each one's step is that under one of its own kept heads."""
     x, y = arrays = (np.random.default_rng(0).normal(size=(5, 4)), np.array([0, 1, 2, 0, 1]))
-    clients, module, kept, lr = Clients.from_arrays([arrays] * 60, num_classes=3), mlp(4, 5, 3), 3, 0.1
+    clients, module, kept, lr = (
+        Clients.from_arrays([arrays] * 60, num_classes=3),
+        mlp(4, 5, 3),
+        3,
+        0.1,
+    )
     problem = problem_of(module, clients)
     algorithm = FedPop(prior_scale=1.0, head_epochs=6, num_heads=kept)
     server = algorithm.start(problem, RNG)
     found, memory = algorithm.local_update(
-        problem, server, clients, algorithm.remember(problem, clients), plan_of(batch_size=5, lr=lr, momentum=0.0), RNG
+        problem,
+        server,
+        clients,
+        algorithm.remember(problem, clients),
+        plan_of(batch_size=5, lr=lr, momentum=0.0),
+        RNG,
     )
     module = copy.deepcopy(module)
     picked = []
@@ -186,9 +249,15 @@ def test_the_body_descends_under_kept_heads_each_as_likely() -> None:
             nn.utils.vector_to_parameters(memory["heads"][c, m], module[-1].parameters())
             inputs = torch.from_numpy(x).float().double()  # as stored
             loss = functional.cross_entropy(module(inputs), torch.from_numpy(y))
-            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module[0].parameters()))])
+            gradient = torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(module[0].parameters()))]
+            )
             # A mean of five, in another order.
-            matches.append(torch.allclose(found["theta"][c], server["theta"] - lr * gradient, rtol=0, atol=1e-14))
+            matches.append(
+                torch.allclose(
+                    found["theta"][c], server["theta"] - lr * gradient, rtol=0, atol=1e-14
+                )
+            )
         assert sum(matches) == 1
         picked.append(matches.index(True))
     # Twenty each are expected, with a deviation of 3.7.
@@ -204,16 +273,24 @@ def test_the_body_is_sent_and_the_mean_of_the_heads_where_it_is_learnt(update: s
     problem = problem_of(mlp(4, 5, 3), clients)
     algorithm = FedPop(update=update)
     server, memory = algorithm.start(problem, RNG), algorithm.remember(problem, clients)
-    found, memory = algorithm.local_update(problem, server, clients, memory, plan_of(train_head=update == "full"), RNG)
-    new = algorithm.aggregate(problem, server, algorithm.summarise(problem, server, found, RNG), RNG)
+    found, memory = algorithm.local_update(
+        problem, server, clients, memory, plan_of(train_head=update == "full"), RNG
+    )
+    new = algorithm.aggregate(
+        problem, server, algorithm.summarise(problem, server, found, RNG), RNG
+    )
     d, h = problem.network.num_params, len(problem.network.head)
     assert num_bytes(algorithm.broadcast(server, [0, 1])) == 8 * (d if update == "body" else d + h)
     assert num_bytes(found) == 2 * 8 * (d if update == "body" else d + h)
     shares = torch.tensor([0.75, 0.25], dtype=torch.float64)
-    torch.testing.assert_close(new["theta"], shares @ found["theta"], rtol=0, atol=1e-15)  # a mean of two, in another order
+    torch.testing.assert_close(
+        new["theta"], shares @ found["theta"], rtol=0, atol=1e-15
+    )  # a mean of two, in another order
     assert ("head" in found) == ("head" in new) == (update == "full")
     if update == "full":
-        torch.testing.assert_close(new["head"], shares @ memory["heads"].mean(1), rtol=0, atol=1e-15)
+        torch.testing.assert_close(
+            new["head"], shares @ memory["heads"].mean(1), rtol=0, atol=1e-15
+        )
         assert (new["head"] - server["head"]).abs().max() > 1e-3
 
 
@@ -225,7 +302,9 @@ def test_clients_begin_at_their_own_last_head_or_at_the_populations_mean() -> No
     server["head"] = server["head"] + 0.3  # learnt: no longer the initial head
     memory = algorithm.remember(problem, clients)
     memory["heads"] += normal(*memory["heads"].shape, seed=1)
-    memory["seen"][0] = 1.0  # the second client never took part: what its memory holds does not count
+    memory["seen"][0] = (
+        1.0  # the second client never took part: what its memory holds does not count
+    )
     _, after = algorithm.local_update(problem, server, clients, memory, plan_of(lr=1e-300), RNG)
     # Noise of a step this small is 1e-150, and the prior's pull 1e-298.
     assert torch.equal(after["heads"][0], memory["heads"][0, [-1, -1]])
@@ -242,7 +321,9 @@ def test_the_prior_is_around_the_mean_that_was_sent() -> None:
     memory = algorithm.remember(problem, clients)
     memory["seen"] += 1.0  # they begin at the initial head
     _, after = algorithm.local_update(problem, server, clients, memory, plan_of(), RNG)
-    torch.testing.assert_close(after["heads"], server["head"].expand(2, 5, -1), rtol=0, atol=1e-5)  # a few prior scales
+    torch.testing.assert_close(
+        after["heads"], server["head"].expand(2, 5, -1), rtol=0, atol=1e-5
+    )  # a few prior scales
 
 
 def test_a_network_without_a_head_is_refused() -> None:
@@ -272,7 +353,9 @@ def test_a_client_predicts_with_its_own_heads_and_others_with_the_mean(update: s
     population = by_hand(server["theta"], server.get("head", problem.network.head))
     for memory in (None, fresh):
         # Products in another order, here and below.
-        torch.testing.assert_close(algorithm.predict(problem, server, x, RNG, memory), population, rtol=0, atol=1e-14)
+        torch.testing.assert_close(
+            algorithm.predict(problem, server, x, RNG, memory), population, rtol=0, atol=1e-14
+        )
     heads = normal(1, 3, len(problem.network.head), seed=3)
     own = algorithm.predict(problem, server, x, RNG, {"heads": heads, "seen": torch.ones(1, 1)})
     expected = torch.stack([by_hand(server["theta"], head) for head in heads[0]]).mean(0)
@@ -294,12 +377,21 @@ def test_personalisation_is_the_client_update(update: str) -> None:
     found, after = algorithm.local_update(problem, server, clients, memory, plan, RNG)
     assert torch.equal(mine.head, after["heads"])
     for m in range(3):
-        assert torch.equal(mine.theta[:, m], found["theta"]) and torch.equal(mine.buffers[:, m], found["buffers"])
-    one = dataclasses.replace(mine, **{k: v[:, :1] for k, v in mine.arrays().items()}, problem=problem)
+        assert torch.equal(mine.theta[:, m], found["theta"]) and torch.equal(
+            mine.buffers[:, m], found["buffers"]
+        )
+    one = dataclasses.replace(
+        mine, **{k: v[:, :1] for k, v in mine.arrays().items()}, problem=problem
+    )
     each = [
-        dataclasses.replace(one, head=mine.head[:, m : m + 1], weights=torch.ones_like(one.weights)).predict(x) for m in range(3)
+        dataclasses.replace(
+            one, head=mine.head[:, m : m + 1], weights=torch.ones_like(one.weights)
+        ).predict(x)
+        for m in range(3)
     ]
-    torch.testing.assert_close(mine.predict(x), torch.stack(each).mean(0), rtol=0, atol=1e-14)  # a mean of three
+    torch.testing.assert_close(
+        mine.predict(x), torch.stack(each).mean(0), rtol=0, atol=1e-14
+    )  # a mean of three
     assert (each[0] - each[2]).abs().max() > 1e-4
 
 
@@ -308,10 +400,21 @@ def test_personalisation_is_the_client_update(update: str) -> None:
 
 def test_it_learns_digits() -> None:
     """Ten clients with five shards each, eight of which train: chance is 10 percent, a client's most frequent class about 30."""
-    everyone = fedhb.partition.shards(fedhb.data.load("digits"), num_clients=10, shards_per_client=5, seed=0)
+    everyone = fedhb.partition.shards(
+        fedhb.data.load("digits"), num_clients=10, shards_per_client=5, seed=0
+    )
     clients, holdout = everyone.hold_out(2, seed=0)
-    module = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))).float()
-    options = {"rounds": 8, "fraction": 0.5, "local_epochs": 2, "batch_size": 20, "personal_lr": 0.05, "schedule": "constant"}
+    module = seeded(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    ).float()
+    options = {
+        "rounds": 8,
+        "fraction": 0.5,
+        "local_epochs": 2,
+        "batch_size": 20,
+        "personal_lr": 0.05,
+        "schedule": "constant",
+    }
     run = fedhb.fit(module, clients, FedPop(), holdout=holdout, progress=False, **options)
     assert run.result["global"]["accuracy"] > 0.8 and run.result["personalised"]["accuracy"] > 0.9
     assert run.result["holdout"]["personalised"]["accuracy"] > 0.8

@@ -40,13 +40,23 @@ def test_reach_is_how_far_the_solver_goes(name: str, pull: float) -> None:
         network = Network(linear(1))
         start = initial(network, count)
         start.theta.zero_()
-        prior = Pull(torch.full((1, 1), pull / n, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
-        moved.append(train(network, GaussianRegression(noise=flat), start, clients, plan, RNG, pull=prior)[0].theta.squeeze(1))
+        prior = Pull(
+            torch.full((1, 1), pull / n, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        )
+        moved.append(
+            train(network, GaussianRegression(noise=flat), start, clients, plan, RNG, pull=prior)[
+                0
+            ].theta.squeeze(1)
+        )
     few, W, square, R = few_steps.reach([n], plan, torch.tensor([pull]), False)[0].tolist()
     assert few == 1 and square == pytest.approx(W**2)
-    torch.testing.assert_close(moved[0], torch.full((count,), W, dtype=torch.float64), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(
+        moved[0], torch.full((count,), W, dtype=torch.float64), rtol=1e-5, atol=0.0
+    )
     assert moved[1].var().item() == pytest.approx(R, rel=4 * (2 / count) ** 0.5)
-    assert W**2 / n < 0.9999 * R or n <= plan.batch_size  # noisier than their mean, unless a batch is all there is
+    assert (
+        W**2 / n < 0.9999 * R or n <= plan.batch_size
+    )  # noisier than their mean, unless a batch is all there is
 
 
 def test_reach_is_that_of_each_client_and_of_few_steps() -> None:
@@ -54,9 +64,15 @@ def test_reach_is_that_of_each_client_and_of_few_steps() -> None:
     together = few_steps.reach([8, 31, 8, 60, 21], plan, precision, False)
     for n, row in zip([8, 31, 8, 60, 21], together, strict=True):
         torch.testing.assert_close(row, few_steps.reach([n], plan, precision, False)[0])
-    assert together[:, 0].tolist() == [1, 1, 1, 0, 1] and not together[3].any()  # sixty take six steps
-    merged = few_steps.reach([21], plan, precision, True)[0]  # under batch norm a batch of one joins the one before it
-    torch.testing.assert_close(merged[1:3], few_steps.reach([20], plan, precision * 20 / 21, False)[0, 1:3])
+    assert (
+        together[:, 0].tolist() == [1, 1, 1, 0, 1] and not together[3].any()
+    )  # sixty take six steps
+    merged = few_steps.reach([21], plan, precision, True)[
+        0
+    ]  # under batch norm a batch of one joins the one before it
+    torch.testing.assert_close(
+        merged[1:3], few_steps.reach([20], plan, precision * 20 / 21, False)[0, 1:3]
+    )
 
 
 CELLS = {
@@ -69,13 +85,17 @@ CELLS = {
 }
 
 
-def summary_of(clients: Clients, plan: Plan, m0: Tensor, H: Tensor, pull: float) -> dict[str, Tensor]:
+def summary_of(
+    clients: Clients, plan: Plan, m0: Tensor, H: Tensor, pull: float
+) -> dict[str, Tensor]:
     """What the server gets of clients with these Hessians [C, d, d] that train a linear network from m0."""
     d, count = len(m0), len(clients)
     network, start = Network(linear(d)), initial(Network(linear(d)), count)
     start.theta.copy_(m0.expand(count, -1))
     prior = Pull(pull / clients.sizes.double().unsqueeze(1), m0)
-    m = train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=prior)[0].theta
+    m = train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=prior)[
+        0
+    ].theta
     h, square = H.diagonal(dim1=1, dim2=2).mean(1), (H @ H).diagonal(dim1=1, dim2=2).sum(1) / d**2
     time = variances.training_time(clients.sizes, plan)
     reached = few_steps.reach(clients.sizes.tolist(), plan, torch.tensor([pull]), False)
@@ -106,10 +126,15 @@ def test_it_finds_the_truth_from_a_few_steps(truth: float, name: str) -> None:
         pairs.append((x.numpy(), (x @ theta[i] + normal(n, seed=9000 + i)).numpy()))
         H.append(x.mT @ x)
     clients, n0 = Clients.from_arrays(pairs), 50.0
-    server, examples = {"m0": m0} | variances.unlearned(torch.ones(1, dtype=torch.float64)), sum(sizes) / count
+    server, examples = (
+        {"m0": m0} | variances.unlearned(torch.ones(1, dtype=torch.float64)),
+        sum(sizes) / count,
+    )
     for lr, part in ((plan.lr, range(0, 800)), (0.1 * plan.lr, range(800, count))):
         rows = list(part)
-        summary = summary_of(clients.select(rows), replace(plan, lr=lr), m0, torch.stack([H[i] for i in rows]), pull)
+        summary = summary_of(
+            clients.select(rows), replace(plan, lr=lr), m0, torch.stack([H[i] for i in rows]), pull
+        )
         server |= variances.learn(server, summary, [d], n0, examples, most=1.0)
     seen, sums = server["evidence"], server["gradients"]
     by_scatter = variances.personal_variance(seen, [d]).item()
@@ -117,8 +142,13 @@ def test_it_finds_the_truth_from_a_few_steps(truth: float, name: str) -> None:
     told = few_steps.variance(sums, seen[3] / seen[2], steep, examples).item()
     uneven = 4 * steep.item() / examples  # k is too small where sizes differ, and u is
     noise = (sums[1] / sums[2] * examples / steep).item()  # what batches differ by, in units of u
-    misfit = (k + 1) / 4 * (truth + 0.01)  # examples differ by more than their curvature, as m0 is not where theirs is least
-    expected, error = truth / uneven + noise * misfit, (truth + noise * (1 + misfit)) * (2 / (count * k)) ** 0.5
+    misfit = (
+        (k + 1) / 4 * (truth + 0.01)
+    )  # examples differ by more than their curvature, as m0 is not where theirs is least
+    expected, error = (
+        truth / uneven + noise * misfit,
+        (truth + noise * (1 + misfit)) * (2 / (count * k)) ** 0.5,
+    )
     assert told == pytest.approx(expected, rel=0.1, abs=5 * error)
     assert noise < 0.2 or name == "a short last batch"
     assert uneven < 1.2 or name == "sizes, batches, a stiff prior"
@@ -128,32 +158,54 @@ def test_it_finds_the_truth_from_a_few_steps(truth: float, name: str) -> None:
 
 
 def test_a_run_that_was_begun_before_there_were_sums_of_gradients_goes_on_without() -> None:
-    clients, problem = labelled(6, 7), Problem(Network(mlp(4, 6, 3)), Categorical(3), Federation(2, 13, 3))
+    clients, problem = (
+        labelled(6, 7),
+        Problem(Network(mlp(4, 6, 3)), Categorical(3), Federation(2, 13, 3)),
+    )
     algorithm, plan = NIW(), plan_of(epochs=1, lr=0.3, train_head=True)
     server = algorithm.start(problem, RNG)
     old = {key: value for key, value in server.items() if key != "gradients"}
-    found, _ = algorithm.local_update(problem, algorithm.broadcast(server, [0, 1]), clients, {}, plan, RNG)
+    found, _ = algorithm.local_update(
+        problem, algorithm.broadcast(server, [0, 1]), clients, {}, plan, RNG
+    )
     summary = algorithm.summarise(problem, algorithm.broadcast(server, [0, 1]), found, RNG)
     new, new_old = (algorithm.aggregate(problem, one, summary, RNG) for one in (server, old))
     assert new.keys() - new_old.keys() == {"gradients"} and new["gradients"].all()
-    assert all(torch.equal(new[key], value) for key, value in new_old.items() if key != "personal_V0")
+    assert all(
+        torch.equal(new[key], value) for key, value in new_old.items() if key != "personal_V0"
+    )
 
 
 @pytest.mark.parametrize("begin", ["global", "last"])
 def test_only_what_began_at_m0_tells(begin: str) -> None:
-    run = fedhb.fit(mlp(4, 5, 3), labelled(6, 7, 5), NIW(begin=begin), rounds=2, fraction=1.0, batch_size=4, progress=False)
+    run = fedhb.fit(
+        mlp(4, 5, 3),
+        labelled(6, 7, 5),
+        NIW(begin=begin),
+        rounds=2,
+        fraction=1.0,
+        batch_size=4,
+        progress=False,
+    )
     assert run.state.server["gradients"].any() == (begin == "global")
 
 
 def cohort(count: float, *reached: float) -> Tensor:
     """What the server keeps of a cohort with these sums of `reach`, and scatter."""
     one = torch.ones(1, dtype=torch.float64)
-    return few_steps.seen(5.0 * one, 2.0 * one, torch.tensor(count).double(), torch.tensor(reached, dtype=torch.float64))
+    return few_steps.seen(
+        5.0 * one,
+        2.0 * one,
+        torch.tensor(count).double(),
+        torch.tensor(reached, dtype=torch.float64),
+    )
 
 
 def test_a_cohort_of_which_one_took_many_steps_or_that_has_one_client_tells_nothing() -> None:
     told = cohort(3.0, 3.0, 0.3, 0.03, 0.1)
-    assert told.flatten().tolist() == pytest.approx([(5.0 - 2.0 / 3.0) / (2.0 / 3.0) * 100, 10.0, 3.0])
+    assert told.flatten().tolist() == pytest.approx(
+        [(5.0 - 2.0 / 3.0) / (2.0 / 3.0) * 100, 10.0, 3.0]
+    )
     for nothing in (cohort(3.0, 2.0, 0.2, 0.02, 0.1), cohort(1.0, 1.0, 0.1, 0.01, 0.1)):
         assert not nothing.any()
 
@@ -163,7 +215,9 @@ def test_clients_that_are_alike_differ_by_nothing_however_far_each_goes() -> Non
     W, g = torch.tensor([0.3, 0.1, 0.05, 0.6], dtype=torch.float64), normal(20, seed=2)
     moved = W.unsqueeze(1) * g
     X, Y = moved.square().sum().view(1), moved.sum(0).square().sum().view(1)
-    reached = torch.stack([torch.tensor(4.0).double(), W.sum(), W.square().sum(), torch.tensor(0.1).double()])
+    reached = torch.stack(
+        [torch.tensor(4.0).double(), W.sum(), W.square().sum(), torch.tensor(0.1).double()]
+    )
     told = few_steps.seen(X, Y, torch.tensor(4.0).double(), reached)
     assert told[0].item() == pytest.approx(0.0, abs=1e-12) and told[1] > 0
     apart = few_steps.seen(X + 1.0, Y, torch.tensor(4.0).double(), reached)[0].item()
@@ -180,7 +234,9 @@ def test_gradients_count_up_to_what_there_was() -> None:
     server = {"m0": torch.zeros(10)} | variances.unlearned(torch.ones(1, dtype=torch.float64))
     gaps = normal(3, 10, seed=1)
     summary = {"m": gaps.sum(0), "squares": gaps.square().sum(0), "count": torch.tensor(3.0)}
-    summary["curvature"] = torch.tensor([3.0, 3e-6, 3.0, 3.0, 3.0, 3e-6, 3e-12, 3e-13], dtype=torch.float64)
+    summary["curvature"] = torch.tensor(
+        [3.0, 3e-6, 3.0, 3.0, 3.0, 3e-6, 3e-12, 3e-13], dtype=torch.float64
+    )
     for most in (100.0, 1000.0):
         new = variances.learn(server, summary, [10], 1.0, 10.0, most)
         assert new[variances.PERSONAL].item() == most > 10 * new["V0"].item()

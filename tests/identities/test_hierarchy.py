@@ -53,7 +53,9 @@ def likelihood_terms(clients: Clients, c: int) -> tuple[Tensor, Tensor]:
     return x.T @ x / NOISE**2, x.T @ y / NOISE**2
 
 
-def exact_clients(algorithm: Hierarchical, problem: Problem, server: Arrays, clients: Clients) -> Tensor:
+def exact_clients(
+    algorithm: Hierarchical, problem: Problem, server: Arrays, clients: Clients
+) -> Tensor:
     """argmin of every client's objective: the loss, and the pull times |D_i|."""
     pull = algorithm.pull(problem, server, clients.sizes)
     assert isinstance(pull.target, Tensor)
@@ -130,12 +132,21 @@ def test_the_negative_elbo_is_the_joint_density_up_to_a_constant(prototypes: int
     identity, constants = torch.eye(D, dtype=torch.float64), []
     for seed in range(5):
         r, m = normal(prototypes, D, seed=seed), normal(N, D, seed=100 + seed)
-        log_joint = MultivariateNormal(torch.zeros(D, dtype=torch.float64), identity).log_prob(r).sum()
+        log_joint = (
+            MultivariateNormal(torch.zeros(D, dtype=torch.float64), identity).log_prob(r).sum()
+        )
         for i in range(N):
             x, y = examples(clients, i)
             log_joint += stats.norm.logpdf(y, x @ m[i], NOISE).sum()
-            log_joint += torch.stack([MultivariateNormal(r_j, 0.5 * identity).log_prob(m[i]) for r_j in r]).exp().mean().log()
-        constants.append((algorithm.negative_elbo(problem, {"r": r}, clients, m) + log_joint).item())
+            log_joint += (
+                torch.stack([MultivariateNormal(r_j, 0.5 * identity).log_prob(m[i]) for r_j in r])
+                .exp()
+                .mean()
+                .log()
+            )
+        constants.append(
+            (algorithm.negative_elbo(problem, {"r": r}, clients, m) + log_joint).item()
+        )
     # Values of some hundreds, that differ by hundreds between the points.
     assert constants == pytest.approx([constants[0]] * 5, abs=1e-10)
 
@@ -146,7 +157,9 @@ def test_the_negative_elbo_is_the_joint_density_up_to_a_constant(prototypes: int
 @pytest.mark.parametrize("kl_weight", [1.0, 0.3])
 @pytest.mark.parametrize("p_do", [1.0, 0.9])
 @pytest.mark.parametrize("dof", ["full", "per_coordinate"])
-def test_every_half_step_lowers_the_negative_elbo_with_the_mean_precision(dof: str, p_do: float, kl_weight: float) -> None:
+def test_every_half_step_lowers_the_negative_elbo_with_the_mean_precision(
+    dof: str, p_do: float, kl_weight: float
+) -> None:
     """E_{q(phi)} KL(q_i || p(theta_i | phi)) has the precision E[Sigma^-1] = n0 / V0, also with dropout: its gradient is
 
         n0 / V0 (p_do (p_do m - m0) + p_do (1 - p_do) m) = p_do n0 / V0 (m - m0).
@@ -176,9 +189,14 @@ def test_the_modes_precision_raises_the_negative_elbo_at_its_optimum(dof: str) -
     rise = mode.negative_elbo(problem, server, clients, goes) - optimum
     # To second order the rise is half the curvature n0/V0 + A times the move squared.
     move = goes - m
-    curvature = torch.stack([likelihood_terms(clients, c)[0] for c in range(N)]) + mean._precision(problem, server).diag()
+    curvature = (
+        torch.stack([likelihood_terms(clients, c)[0] for c in range(N)])
+        + mean._precision(problem, server).diag()
+    )
     expected = 0.5 * torch.einsum("ci,cij,cj->", move, curvature, move)
-    assert rise.item() == pytest.approx(expected.item(), rel=1e-6)  # the optimum is the optimum to 1e-10
+    assert rise.item() == pytest.approx(
+        expected.item(), rel=1e-6
+    )  # the optimum is the optimum to 1e-10
     assert rise > 1e-3
     before, after = (mode.client_objective(problem, server, clients, at) for at in (m, goes))
     assert (after < before).all()
@@ -199,7 +217,9 @@ def log_evidence(m: Tensor, lambda0: float, prior_scale: float) -> float:
 
 @pytest.mark.parametrize("count", [1, 5])
 @pytest.mark.parametrize(("dof", "d"), [("per_coordinate", 4), ("full", 1)])
-def test_the_servers_objective_at_its_minimum_is_the_evidence_of_the_clients(dof: str, d: int, count: int) -> None:
+def test_the_servers_objective_at_its_minimum_is_the_evidence_of_the_clients(
+    dof: str, d: int, count: int
+) -> None:
     """With |D| = N the fixed l0 and n0 are those of the conjugate posterior given theta_i = m_i; without spikes (eps = 0)
 
     min L_0 = min KL(q(phi) || p(phi)) - E_q log p(m_1 .. m_N | phi) = -log p(m_1 .. m_N), every constant included.
@@ -208,17 +228,26 @@ def test_the_servers_objective_at_its_minimum_is_the_evidence_of_the_clients(dof
     algorithm = niw(dof=dof, p_do=1.0, eps=0.0, lambda0=0.7, prior_scale=0.6)
     server = aggregate(algorithm, problem, algorithm.start(problem, RNG), m)
     # Digamma and log-gamma functions and sums, of numbers near ten.
-    assert algorithm.server_objective(problem, server, m).item() == pytest.approx(-log_evidence(m, 0.7, 0.6), abs=1e-12)
+    assert algorithm.server_objective(problem, server, m).item() == pytest.approx(
+        -log_evidence(m, 0.7, 0.6), abs=1e-12
+    )
 
 
-@pytest.mark.parametrize("algorithm", [mixture(num_prototypes=1, sigma2=0.5), niw(p_do=0.9, lambda0=2.0)])
+@pytest.mark.parametrize(
+    "algorithm", [mixture(num_prototypes=1, sigma2=0.5), niw(p_do=0.9, lambda0=2.0)]
+)
 def test_cohorts_give_the_right_mean_in_expectation(algorithm: Hierarchical) -> None:
     problem, _ = linear_gaussian()
     m, server = normal(N, D, seed=1), algorithm.start(problem, RNG)
     key = "m0" if isinstance(algorithm, NIW) else "r"
     everyone = aggregate(algorithm, problem, server, m)[key]
-    cohorts = [aggregate(algorithm, problem, server, m[list(who)])[key] for who in itertools.combinations(range(N), 2)]
-    torch.testing.assert_close(torch.stack(cohorts).mean(0), everyone, rtol=0, atol=1e-14)  # a mean of six numbers near one
+    cohorts = [
+        aggregate(algorithm, problem, server, m[list(who)])[key]
+        for who in itertools.combinations(range(N), 2)
+    ]
+    torch.testing.assert_close(
+        torch.stack(cohorts).mean(0), everyone, rtol=0, atol=1e-14
+    )  # a mean of six numbers near one
 
 
 # ---- logistic regression, three weights, one client
@@ -246,18 +275,26 @@ def logistic() -> tuple[Clients, Tensor, Tensor]:
 
 def grid(nodes: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
     """The product of three one-dimensional rules: points [n^3, 3] and log weights [n^3]."""
-    return torch.cartesian_prod(nodes, nodes, nodes), torch.cartesian_prod(*[log_weights] * D).sum(-1)
+    return torch.cartesian_prod(nodes, nodes, nodes), torch.cartesian_prod(*[log_weights] * D).sum(
+        -1
+    )
 
 
-@pytest.mark.parametrize(("dof", "eps", "closest"), [("full", 0.3, 2.0), ("per_coordinate", 0.6, 1.4)])
-def test_the_negative_elbo_is_above_the_negative_log_evidence(dof: str, eps: float, closest: float) -> None:
+@pytest.mark.parametrize(
+    ("dof", "eps", "closest"), [("full", 0.3, 2.0), ("per_coordinate", 0.6, 1.4)]
+)
+def test_the_negative_elbo_is_above_the_negative_log_evidence(
+    dof: str, eps: float, closest: float
+) -> None:
     """-ELBO = L_0 + E_{q_1}[-log p(D | theta)] - entropy of q_1, q_1 = N(m, eps^2 I) with a width that is not small.
 
     What is left between the two is the price of a factorised q (and of a diagonal V0). A constant that was dropped would show:
     d/2 log 2 pi = 2.76, say, is more than the gap at the best m.
     """
     clients, x, y = logistic()
-    problem = problem_of(seeded(Logistic), clients, head="", num_examples=1)  # l0 and n0 of the conjugate posterior
+    problem = problem_of(
+        seeded(Logistic), clients, head="", num_examples=1
+    )  # l0 and n0 of the conjugate posterior
     algorithm = niw(dof=dof, p_do=1.0, eps=eps, precision="mean")
 
     def loss(theta: Tensor) -> Tensor:
@@ -272,7 +309,9 @@ def test_the_negative_elbo_is_above_the_negative_log_evidence(dof: str, eps: flo
     surprise = -(log_prior - loss(theta)).logsumexp(0)
 
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-    z, log_weights = grid(torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2 * math.pi)).log())
+    z, log_weights = grid(
+        torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2 * math.pi)).log()
+    )
     entropy = D / 2 * math.log(2 * math.pi * math.e * eps**2)
 
     def negative_elbo(m: Tensor) -> Tensor:
@@ -303,7 +342,11 @@ def any_server(algorithm: Hierarchical, problem: Problem, seed: int) -> Arrays:
     """A state that no round has led to."""
     server = algorithm.start(problem, RNG)
     wide = {"m0": 1.0, "V0": 0.0, "r": 1.0}
-    found = {key: normal(*server[key].shape, seed=seed + k) for k, key in enumerate(wide) if key in server}
+    found = {
+        key: normal(*server[key].shape, seed=seed + k)
+        for k, key in enumerate(wide)
+        if key in server
+    }
     if "V0" in server:
         found["V0"] = server["V0"] * (1.0 + found["V0"].square())
     if "evidence" in server:
@@ -324,13 +367,24 @@ def test_the_recorded_objective_is_the_negative_elbo(name: str) -> None:
         server = any_server(algorithm, problem, 10 * seed)
         m = normal(N, problem.network.num_params, seed=seed)
         received = algorithm.broadcast(server, range(N))
-        found, _ = algorithm.local_update(problem, received, clients, {}, plan_of(), RNG)  # the keys of an answer
-        found |= {"m": m, "loss": algorithm.expected_loss(problem, received, clients, m) / clients.sizes}
+        found, _ = algorithm.local_update(
+            problem, received, clients, {}, plan_of(), RNG
+        )  # the keys of an answer
+        found |= {
+            "m": m,
+            "loss": algorithm.expected_loss(problem, received, clients, m) / clients.sizes,
+        }
         found |= algorithm.reports(problem, received, m)
-        recorded = algorithm.report(problem, server, algorithm.summarise(problem, received, found, RNG))
-        constants.append(recorded["negative_elbo"] - algorithm.negative_elbo(problem, server, clients, m).item())
+        recorded = algorithm.report(
+            problem, server, algorithm.summarise(problem, received, found, RNG)
+        )
+        constants.append(
+            recorded["negative_elbo"] - algorithm.negative_elbo(problem, server, clients, m).item()
+        )
         part = {key: value[:2] for key, value in found.items()}
-        half = algorithm.report(problem, server, algorithm.summarise(problem, received, part, RNG))["negative_elbo"]
+        half = algorithm.report(problem, server, algorithm.summarise(problem, received, part, RNG))[
+            "negative_elbo"
+        ]
         alike = algorithm.negative_elbo(problem, server, clients.select([0, 1]), m[:2]).item()
         constants.append(half - alike)
     assert constants == pytest.approx([constants[0]] * len(constants), abs=1e-6)

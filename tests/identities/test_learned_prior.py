@@ -91,49 +91,76 @@ def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
     measured: list[tuple[Tensor, Tensor]] = []
     for number in (1, 2):
         rng, received = Randomness(1, number), algorithm.broadcast(server, range(N))
-        pulls = [algorithm.pull(problem, received, SIZES), algorithm.head_pull(problem, received, SIZES)]
+        pulls = [
+            algorithm.pull(problem, received, SIZES),
+            algorithm.head_pull(problem, received, SIZES),
+        ]
         for pull, own in zip(pulls, (u[:2], u[2:]), strict=True):
             assert pull is not None
-            torch.testing.assert_close(pull.mu.double(), kl_weight / own / SIZES.unsqueeze(1), rtol=1e-6, atol=0.0)
+            torch.testing.assert_close(
+                pull.mu.double(), kl_weight / own / SIZES.unsqueeze(1), rtol=1e-6, atol=0.0
+            )
 
         found, _ = algorithm.local_update(problem, received, clients, {}, plan, rng)
-        new = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, rng), rng)
+        new = algorithm.aggregate(
+            problem, server, algorithm.summarise(problem, received, found, rng), rng
+        )
         m0, m = torch.cat([server["m0"], server["head"]]), torch.cat([found["m"], found["head"]], 1)
 
         # the step, by what was known when the round began: of curvature nothing in the first
         tr_H, k = traces(measured) if measured else (torch.zeros(4).double(), D.double())
-        c = kl_weight / u * lambda0 / (N + lambda0) * torch.tensor([1.0, 1.0, 0.0, 0.0])  # the head is not in mu
-        least = (way(tr_H / k + c, mean_time()) / way(tr_H / k + kl_weight / u, mean_time())).clamp(1.0, 2.0)
+        c = (
+            kl_weight / u * lambda0 / (N + lambda0) * torch.tensor([1.0, 1.0, 0.0, 0.0])
+        )  # the head is not in mu
+        least = (way(tr_H / k + c, mean_time()) / way(tr_H / k + kl_weight / u, mean_time())).clamp(
+            1.0, 2.0
+        )
         g = m.mean(0) - m0
         omega = factor(g, server[LAST], server[FACTOR].item())
         longer = least.clamp_min(omega).repeat_interleave(D)
         left = torch.exp(-mean_time() * c).repeat_interleave(D)
-        torch.testing.assert_close(torch.cat([new["m0"], new["head"]]), left * m0 + longer * g, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            torch.cat([new["m0"], new["head"]]), left * m0 + longer * g, rtol=1e-6, atol=1e-9
+        )
         torch.testing.assert_close(new[LAST], g)
         assert new[FACTOR].item() == pytest.approx(omega)
 
         # the prior, by what is known after it
-        scatter += torch.stack([part.square().mean(1).sum() for part in (m - m0).split(D.tolist(), 1)])
+        scatter += torch.stack(
+            [part.square().mean(1).sum() for part in (m - m0).split(D.tolist(), 1)]
+        )
         for c in range(N):
             generator = rng(c, "curvature")
             if number == 1 or float(torch.rand((), generator=generator)) < variances.MEASURED:
                 own_weights = Weights(m[c : c + 1, :30], m[c : c + 1, 30:], torch.zeros(1, 0))
-                curvature = variances.curvature(problem, own_weights, clients.train.examples(c)[0], plan, generator)
+                curvature = variances.curvature(
+                    problem, own_weights, clients.train.examples(c)[0], plan, generator
+                )
                 measured.append((D * curvature[:4], D**2 * curvature[4:]))
         tr_H, k = traces(measured)
         s, h = scatter / (N * number), tr_H / D
         for layer, part in enumerate((m - m0).double().split(D.tolist(), 1)):
-            W, R = torch.tensor([ways(kl_weight / u[layer].item(), int(n)) for n in SIZES]).double().T
+            W, R = (
+                torch.tensor([ways(kl_weight / u[layer].item(), int(n)) for n in SIZES]).double().T
+            )
             r = W.square().sum() / W.sum() ** 2
-            around[layer] += (part.square().sum() - r * part.sum(0).square().sum()) / (1 - r) / W.square().mean()
+            around[layer] += (
+                (part.square().sum() - r * part.sum(0).square().sum()) / (1 - r) / W.square().mean()
+            )
             noise[layer] += R.sum() / W.square().mean()
         # per example, tr(H) / |D_i| is k lambda
         slope = tr_H / mean_size
         told = ((around - slope * noise) / (slope * slope / k * N * number)).clamp_max(1.0)
         u = root(s, h)
-        assert (told > root(s, h, D / k)).sum() >= (2 if classes == 1 else 0) and EPOCHS * math.ceil(SIZES.max() / BATCH) < FEW
+        assert (told > root(s, h, D / k)).sum() >= (
+            2 if classes == 1 else 0
+        ) and EPOCHS * math.ceil(SIZES.max() / BATCH) < FEW
         torch.testing.assert_close(new["V0"].double(), n0 * u, rtol=1e-5, atol=0.0)
-        torch.testing.assert_close(new["personal_V0"].double(), n0 * root(s, h, D / k).maximum(told), rtol=1e-5, atol=0.0)
-        server = new | {LAST: -new[LAST]}  # a last step with which the next does not agree: omega is 1
+        torch.testing.assert_close(
+            new["personal_V0"].double(), n0 * root(s, h, D / k).maximum(told), rtol=1e-5, atol=0.0
+        )
+        server = new | {
+            LAST: -new[LAST]
+        }  # a last step with which the next does not agree: omega is 1
     assert N < len(measured) < 2 * N  # some did in the second round, and some did not
     assert least.unique().numel() > 1 and least.min() > omega  # or the step has shown nothing

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import RNG, examples, labelled, linear, mlp, plan_of, problem_of, regression, seeded, vector_problem
+from problems import (
+    RNG,
+    examples,
+    labelled,
+    linear,
+    mlp,
+    plan_of,
+    problem_of,
+    regression,
+    seeded,
+    vector_problem,
+)
 from torch import nn
 
 import fedhb
@@ -21,11 +32,20 @@ from fedhb.likelihood import GaussianRegression
 from fedhb.seeding import SERVER, Randomness
 
 IDS = (4, 17, 2, 99, 8)
-TRAINING = {"fraction": 0.6, "local_epochs": 2, "batch_size": 4, "lr": 0.1, "seed": 2, "progress": False}
+TRAINING = {
+    "fraction": 0.6,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "lr": 0.1,
+    "seed": 2,
+    "progress": False,
+}
 
 
 def batch_normed() -> nn.Module:
-    return seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    )
 
 
 def some_clients() -> Clients:
@@ -43,14 +63,19 @@ def same_bits(one: Arrays, other: Arrays) -> bool:
 def test_every_client_reaches_its_own_least_squares() -> None:
     clients, d = regression(8, 5, 12, 6, inputs=3, spread=1.0), 3
     problem = problem_of(linear(d), clients, GaussianRegression(noise=0.5))
-    own = [torch.linalg.lstsq(x, y.unsqueeze(1)).solution[:, 0] for x, y in (examples(clients, c) for c in range(4))]
+    own = [
+        torch.linalg.lstsq(x, y.unsqueeze(1)).solution[:, 0]
+        for x, y in (examples(clients, c) for c in range(4))
+    ]
     algorithm, plan = LocalOnly(), plan_of(epochs=200, batch_size=12, lr=0.1, momentum=0.0)
     server, memory = algorithm.start(problem, RNG), algorithm.remember(problem, clients)
     for number in (1, 2):
         rng = Randomness(0, number)
         received = algorithm.broadcast(server, clients.ids.tolist())
         found, memory = algorithm.local_update(problem, received, clients, memory, plan, rng)
-        server = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, rng), rng)
+        server = algorithm.aggregate(
+            problem, server, algorithm.summarise(problem, received, found, rng), rng
+        )
     # Full gradients: each of 400 steps contracts by the largest |1 - lr (eigenvalue)| < 0.93, and 0.93^400 = 2e-13.
     A = [x.T @ x / 0.25 / len(x) for x, _ in (examples(clients, c) for c in range(4))]
     assert (1 - plan.lr * torch.linalg.eigvalsh(torch.stack(A))).abs().max() < 0.93
@@ -62,13 +87,25 @@ def test_every_client_reaches_its_own_least_squares() -> None:
 def test_a_client_goes_on_where_it_stopped() -> None:
     """On full batches without momentum, three rounds of two epochs are one of six."""
     clients, algorithm = labelled(9, 6), LocalOnly(update="full")
-    problem, plan = problem_of(mlp(4, 5, 3), clients), plan_of(epochs=2, batch_size=9, momentum=0.0, train_head=True)
-    received, memory = algorithm.broadcast(algorithm.start(problem, RNG), [0, 1]), algorithm.remember(problem, clients)
-    whole, _ = algorithm.local_update(problem, received, clients, memory, replace(plan, epochs=6), RNG)
+    problem, plan = (
+        problem_of(mlp(4, 5, 3), clients),
+        plan_of(epochs=2, batch_size=9, momentum=0.0, train_head=True),
+    )
+    received, memory = (
+        algorithm.broadcast(algorithm.start(problem, RNG), [0, 1]),
+        algorithm.remember(problem, clients),
+    )
+    whole, _ = algorithm.local_update(
+        problem, received, clients, memory, replace(plan, epochs=6), RNG
+    )
     for number in (1, 2, 3):
-        found, memory = algorithm.local_update(problem, received, clients, memory, plan, Randomness(0, number))
+        found, memory = algorithm.local_update(
+            problem, received, clients, memory, plan, Randomness(0, number)
+        )
     for key in ("theta", "head"):
-        torch.testing.assert_close(found[key], whole[key], rtol=0, atol=1e-14)  # sums of nine numbers in another order
+        torch.testing.assert_close(
+            found[key], whole[key], rtol=0, atol=1e-14
+        )  # sums of nine numbers in another order
         assert torch.equal(memory[key], found[key])
 
 
@@ -94,7 +131,9 @@ def test_a_client_that_never_took_part_begins_at_the_initial_network() -> None:
 
     def personal(algorithm: Any) -> Personalised:
         server = algorithm.start(problem, RNG)
-        return algorithm.personalise(problem, server, clients, algorithm.remember(problem, clients), plan, RNG)
+        return algorithm.personalise(
+            problem, server, clients, algorithm.remember(problem, clients), plan, RNG
+        )
 
     for update in ("body", "full"):
         mine = personal(LocalOnly(update=update))
@@ -114,14 +153,24 @@ def test_the_server_holds_every_clients_latest_model(make: Any, update: str) -> 
     server, memories = run.state.server, run.state.store.memories
     owners = [i for i in server["owner"].tolist() if i != SERVER]
     assert sorted(owners) == sorted(IDS)
-    assert ("head" in server) == (update == "full") and ("buffers" in server) == (make is batch_normed)
+    assert ("head" in server) == (update == "full") and ("buffers" in server) == (
+        make is batch_normed
+    )
     for k, i in enumerate(server["owner"].tolist()):
         if i != SERVER:
             assert same_bits({key: server[key][k] for key in memories[i]}, memories[i])
-            assert all(not torch.equal(value, getattr(run.problem.network, key)) for key, value in memories[i].items())
+            assert all(
+                not torch.equal(value, getattr(run.problem.network, key))
+                for key, value in memories[i].items()
+            )
     # The mean of the clients' own probabilities.
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(7, 4))).float()
-    each = [run.problem.network.outputs(weights_of(run.problem, memories[i]), x.unsqueeze(0))[0].softmax(-1) for i in IDS]
+    each = [
+        run.problem.network.outputs(weights_of(run.problem, memories[i]), x.unsqueeze(0))[
+            0
+        ].softmax(-1)
+        for i in IDS
+    ]
     mean = torch.stack(each).mean(0).numpy()
     tolerance = 1e-6 if mean.dtype == np.float32 else 1e-14  # a few units in the last place
     np.testing.assert_allclose(run.predict(x), mean, rtol=0, atol=tolerance)
@@ -129,14 +178,20 @@ def test_the_server_holds_every_clients_latest_model(make: Any, update: str) -> 
 
 def weights_of(problem: Problem, memory: Arrays) -> Any:
     return fedhb.network.Weights(
-        *(memory.get(key, getattr(problem.network, key)).unsqueeze(0) for key in ("theta", "head", "buffers"))
+        *(
+            memory.get(key, getattr(problem.network, key)).unsqueeze(0)
+            for key in ("theta", "head", "buffers")
+        )
     )
 
 
 def test_real_targets_are_predicted_by_the_mixture() -> None:
     """The mean of the means; the noise, and the spread of the means."""
     clients = regression(6, 6, 6, inputs=2, spread=2.0)
-    problem, algorithm = problem_of(linear(2), clients, GaussianRegression(noise=0.5)), LocalOnly(num_models=4)
+    problem, algorithm = (
+        problem_of(linear(2), clients, GaussianRegression(noise=0.5)),
+        LocalOnly(num_models=4),
+    )
     server = algorithm.start(problem, RNG)
     theta = torch.tensor([[1.0, 0.0], [0.0, 3.0], [5.0, 5.0], [2.0, -1.0]], dtype=torch.float64)
     server |= {"theta": theta, "owner": torch.tensor([7, 3, SERVER, 12])}
@@ -152,10 +207,22 @@ def answers(ids: Any, d: int = 2) -> Arrays:
     return {"theta": theta, "client": ids, "examples": torch.ones(len(ids), dtype=torch.float64)}
 
 
-def one_round(algorithm: LocalOnly, problem: Problem, server: Arrays, ids: Any, rng: Randomness, chunk: int = 99) -> Arrays:
+def one_round(
+    algorithm: LocalOnly,
+    problem: Problem,
+    server: Arrays,
+    ids: Any,
+    rng: Randomness,
+    chunk: int = 99,
+) -> Arrays:
     total = None
     for part in torch.as_tensor(ids).split(chunk):
-        total = add(total, algorithm.summarise(problem, algorithm.broadcast(server, part.tolist()), answers(part), rng))
+        total = add(
+            total,
+            algorithm.summarise(
+                problem, algorithm.broadcast(server, part.tolist()), answers(part), rng
+            ),
+        )
     assert total is not None
     return algorithm.aggregate(problem, server, total, rng)
 
@@ -167,7 +234,9 @@ def test_places_have_one_owner_each_and_owners_one_place() -> None:
     server = algorithm.start(problem, RNG)
     for number in range(1, 80):
         rng = Randomness(3, number)
-        chosen = torch.randperm(N, generator=rng(SERVER, "cohort"))[: 10 if number % 2 else N].tolist()
+        chosen = torch.randperm(N, generator=rng(SERVER, "cohort"))[
+            : 10 if number % 2 else N
+        ].tolist()
         cohort = [ids[k] for k in chosen]
         new = one_round(algorithm, problem, server, cohort, rng)
         for chunk in (1, 4):  # whoever is summed with whom
@@ -177,9 +246,13 @@ def test_places_have_one_owner_each_and_owners_one_place() -> None:
         assert len(set(held)) == len(held) and set(held) <= set(ids)
         for before, now, theta in zip(server["owner"].tolist(), owners, new["theta"], strict=True):
             assert now == before or (before == SERVER and now in cohort)
-            assert torch.equal(theta, torch.tensor([now, 1.0]) if now != SERVER else problem.network.theta)
+            assert torch.equal(
+                theta, torch.tensor([now, 1.0]) if now != SERVER else problem.network.theta
+            )
         server = new
-    assert len(held) == 7  # a free place is taken in a round of all with probability 1/e, so in 40 of them surely
+    assert (
+        len(held) == 7
+    )  # a free place is taken in a round of all with probability 1/e, so in 40 of them surely
 
 
 @pytest.mark.parametrize(("N", "M"), [(4, 8), (40, 8)])
@@ -187,8 +260,13 @@ def test_as_many_clients_draw_as_there_are_places(N: int, M: int) -> None:
     """On average one client draws each, where all take part; or all clients draw, if they are fewer than the places."""
     algorithm, problem = LocalOnly(num_models=M), vector_problem(2, num_clients=N, num_examples=N)
     owner, rounds = algorithm.start(problem, RNG)["owner"], 200
-    drawn = sum(algorithm.places(problem, owner, range(N), Randomness(1, number)) for number in range(rounds))
-    expected = rounds * min(N, M) / M  # by place; a Poisson variable or narrower, within five deviations
+    drawn = sum(
+        algorithm.places(problem, owner, range(N), Randomness(1, number))
+        for number in range(rounds)
+    )
+    expected = (
+        rounds * min(N, M) / M
+    )  # by place; a Poisson variable or narrower, within five deviations
     assert ((drawn.sum(0) - expected).abs() < 5 * expected**0.5).all()
     assert N > M or (drawn.sum(1) == rounds).all()
 
@@ -206,7 +284,9 @@ def test_owners_are_a_fair_sample_of_the_clients() -> None:
             server = one_round(algorithm, problem, server, cohort, rng)
         owned[server["owner"]] += 1
     p = M / N
-    assert ((owned - seeds * p).abs() < 4 * (seeds * p * (1 - p)) ** 0.5).all()  # six binomials within four deviations
+    assert (
+        (owned - seeds * p).abs() < 4 * (seeds * p * (1 - p)) ** 0.5
+    ).all()  # six binomials within four deviations
 
 
 def test_before_anybody_owns_a_place_the_initial_network_predicts() -> None:
@@ -214,7 +294,9 @@ def test_before_anybody_owns_a_place_the_initial_network_predicts() -> None:
     problem, algorithm = problem_of(mlp(4, 5, 3), clients), LocalOnly(num_models=1, update="body")
     server, x = algorithm.start(problem, RNG), clients.train.x[:5]
     plain = mlp(4, 5, 3)(x.double()).softmax(-1).detach()
-    torch.testing.assert_close(algorithm.predict(problem, server, x, RNG), plain, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        algorithm.predict(problem, server, x, RNG), plain, rtol=0, atol=1e-14
+    )
     # Two clients draw the one place: both, and it stays free with the initial network in it; or one, and it is that one's.
     outcomes = set()
     for number in range(1, 30):
@@ -222,9 +304,13 @@ def test_before_anybody_owns_a_place_the_initial_network_predicts() -> None:
         chosen = algorithm.places(problem, server["owner"], [0, 1], rng)
         assert chosen.shape == (2, 1)
         sums = {"places": chosen.sum(0), "owner": chosen.T @ torch.tensor([0.0, 1.0]).double()}
-        new = algorithm.aggregate(problem, server, sums | {"theta": torch.full_like(server["theta"], 9.0)}, rng)
+        new = algorithm.aggregate(
+            problem, server, sums | {"theta": torch.full_like(server["theta"], 9.0)}, rng
+        )
         outcomes.add((int(chosen.sum()), new["owner"].item()))
-        assert torch.equal(new["theta"][0], problem.network.theta) == (new["owner"].item() == SERVER)
+        assert torch.equal(new["theta"][0], problem.network.theta) == (
+            new["owner"].item() == SERVER
+        )
     assert outcomes == {(0, SERVER), (1, 0), (1, 1), (2, SERVER)}
 
 
@@ -238,9 +324,20 @@ def test_nothing_is_sent() -> None:
 
 
 def test_it_learns_the_digits() -> None:
-    clients = fedhb.partition.shards(fedhb.data.load("digits"), num_clients=10, shards_per_client=4, seed=0)
-    model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))).float()
-    options = {"rounds": 10, "fraction": 0.5, "batch_size": 20, "lr": 0.05, "personal_epochs": 2, "progress": False}
+    clients = fedhb.partition.shards(
+        fedhb.data.load("digits"), num_clients=10, shards_per_client=4, seed=0
+    )
+    model = seeded(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    ).float()
+    options = {
+        "rounds": 10,
+        "fraction": 0.5,
+        "batch_size": 20,
+        "lr": 0.05,
+        "personal_epochs": 2,
+        "progress": False,
+    }
     result = fedhb.fit(model, clients, LocalOnly(), **options).result
     # Chance is 0.1. A client knows its four digits; the mean of ten such networks knows something of all.
     assert result["personalised"]["accuracy"] > 0.9

@@ -7,7 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from problems import RNG, aggregate, generator, labelled, mixture, mlp, normal, plan_of, problem_of, vector_problem
+from problems import (
+    RNG,
+    aggregate,
+    generator,
+    labelled,
+    mixture,
+    mlp,
+    normal,
+    plan_of,
+    problem_of,
+    vector_problem,
+)
 from torch import Tensor, nn
 
 import fedhb
@@ -49,10 +60,14 @@ def test_one_prototype_is_fedprox_on_the_clients() -> None:
     algorithm = mixture(num_prototypes=1, sigma2=0.05)
     server = algorithm.start(problem, RNG)
     assert torch.equal(server["r"], problem.network.theta.unsqueeze(0))
-    found, _ = algorithm.local_update(problem, algorithm.broadcast(server, [0, 1, 2]), clients, {}, plan, RNG)
+    found, _ = algorithm.local_update(
+        problem, algorithm.broadcast(server, [0, 1, 2]), clients, {}, plan, RNG
+    )
     for c, size in enumerate(clients.sizes.tolist()):
         fedprox = FedProx(mu=1 / (0.05 * size), update="body")
-        alone, _ = fedprox.local_update(problem, {"theta": server["r"][0]}, clients.select([c]), {}, plan, RNG)
+        alone, _ = fedprox.local_update(
+            problem, {"theta": server["r"][0]}, clients.select([c]), {}, plan, RNG
+        )
         # The strength and the batched products are rounded in another order, at nine steps or fewer.
         torch.testing.assert_close(found["m"][c], alone["theta"][0], rtol=0, atol=1e-13)
 
@@ -68,7 +83,10 @@ def test_one_prototype_is_a_shrunk_mean_on_the_server(chunk: int | None) -> None
     torch.testing.assert_close(cohort, m[:4].mean(0) / (SIGMA2 / N + 1), rtol=0, atol=1e-14)
     plain = mixture(num_prototypes=1, sigma2=SIGMA2, shrink=False)
     torch.testing.assert_close(
-        aggregate(plain, problem, server_of(normal(1, D)), m, chunk)["r"][0], m.mean(0), rtol=0, atol=1e-14
+        aggregate(plain, problem, server_of(normal(1, D)), m, chunk)["r"][0],
+        m.mean(0),
+        rtol=0,
+        atol=1e-14,
     )
 
 
@@ -98,7 +116,9 @@ def test_em_lowers_the_objective_to_a_stationary_point(cohort: int, shrink: bool
         server = aggregate(algorithm, problem, server, m)
         values.append(algorithm.server_objective(problem, server, m).item())
     falls = -np.diff(values)
-    assert (falls >= -1e-13).all()  # at the end the value only rounds: some units in the last place of numbers near ten
+    assert (
+        falls >= -1e-13
+    ).all()  # at the end the value only rounds: some units in the last place of numbers near ten
     assert falls[:5].min() > 1e-3
     r = server["r"].requires_grad_()
     (gradient,) = torch.autograd.grad(algorithm.server_objective(problem, {"r": r}, m), r)
@@ -117,7 +137,10 @@ def test_the_m_step_minimises_jensens_bound(cohort: int, chunk: int | None) -> N
     def bound(r: Tensor) -> Tensor:
         """1/2 sum_j ||r_j||^2 + N/N_f sum_ij c(j|i) (||m_i - r_j||^2 / (2 sigma2) + log c(j|i) K), eq:mix_server."""
         distances = (m.unsqueeze(1) - r).square().sum(-1)
-        return 0.5 * r.square().sum() + N / cohort * (c * (distances / (2 * SIGMA2) + (c * K).log())).sum()
+        return (
+            0.5 * r.square().sum()
+            + N / cohort * (c * (distances / (2 * SIGMA2) + (c * K).log())).sum()
+        )
 
     after = aggregate(algorithm, problem, server_of(before), m, chunk)["r"].requires_grad_()
     (gradient,) = torch.autograd.grad(bound(after), after)
@@ -134,17 +157,27 @@ def test_prototypes_have_no_order() -> None:
     problem, m, order = server_problem(), scattered(), torch.tensor([2, 0, 1])
     algorithm = mixture(num_prototypes=K, sigma2=SIGMA2)
     r = normal(K, D, seed=3)
-    one, other = (aggregate(algorithm, problem, server_of(r[j]), m) for j in (torch.arange(K), order))
+    one, other = (
+        aggregate(algorithm, problem, server_of(r[j]), m) for j in (torch.arange(K), order)
+    )
     # Softmax and mean of three, summed in another order.
     torch.testing.assert_close(other["r"], one["r"][order], rtol=0, atol=1e-14)
     for function in (algorithm.kl, algorithm.expected_log_prior):
-        torch.testing.assert_close(function(problem, {"r": r}, m), function(problem, {"r": r[order]}, m), rtol=1e-14, atol=0)
+        torch.testing.assert_close(
+            function(problem, {"r": r}, m),
+            function(problem, {"r": r[order]}, m),
+            rtol=1e-14,
+            atol=0,
+        )
 
     clients = labelled(9, 6, 3)
     problem, plan = problem_of(mlp(4, 5, 3), clients), plan_of(epochs=2)
     received = algorithm.broadcast(algorithm.start(problem, RNG), [0, 1, 2])
     shuffled = received | {"r": received["r"][order]}
-    found, again = (algorithm.local_update(problem, given, clients, {}, plan, RNG)[0]["m"] for given in (received, shuffled))
+    found, again = (
+        algorithm.local_update(problem, given, clients, {}, plan, RNG)[0]["m"]
+        for given in (received, shuffled)
+    )
     torch.testing.assert_close(found, again, rtol=0, atol=1e-13)
 
 
@@ -155,7 +188,9 @@ def test_small_sigma2_assigns_each_client_to_its_nearest_prototype() -> None:
     assert sorted(nearest.bincount(minlength=K).tolist()) == [1, 3, 5]
     after = aggregate(mixture(num_prototypes=K, sigma2=1e-10), problem, server_of(r), m)["r"]
     kmeans = torch.stack([m[nearest == j].mean(0) for j in range(K)])
-    torch.testing.assert_close(after, kmeans, rtol=0, atol=1e-9)  # what is left is the shrinkage, sigma2 over two clients
+    torch.testing.assert_close(
+        after, kmeans, rtol=0, atol=1e-9
+    )  # what is left is the shrinkage, sigma2 over two clients
 
 
 # ---- the clients
@@ -175,9 +210,14 @@ def test_the_pull_is_the_gradient_of_the_kl() -> None:
     torch.testing.assert_close(gradient, by_hand, rtol=0, atol=1e-14)
     log_density = (
         algorithm.kl(problem, received, m)
-        + torch.stack([-0.5 * (m - r_j).square().sum(1) / SIGMA2 for r_j in received["r"]]).exp().sum(0).log()
+        + torch.stack([-0.5 * (m - r_j).square().sum(1) / SIGMA2 for r_j in received["r"]])
+        .exp()
+        .sum(0)
+        .log()
     )
-    torch.testing.assert_close(log_density, torch.full_like(log_density, math.log(K)), rtol=1e-13, atol=0)
+    torch.testing.assert_close(
+        log_density, torch.full_like(log_density, math.log(K)), rtol=1e-13, atol=0
+    )
 
 
 def test_nearness_ranks_by_distance() -> None:
@@ -223,12 +263,19 @@ def test_nearness_keeps_its_digits_in_float32() -> None:
 def test_far_prototypes_leave_everything_finite() -> None:
     problem, m = server_problem(), scattered(4)
     direction = normal(2, D, seed=6)
-    r = 1e6 * direction / direction.norm(dim=1, keepdim=True) * torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    r = (
+        1e6
+        * direction
+        / direction.norm(dim=1, keepdim=True)
+        * torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    )
     algorithm, received = mixture(num_prototypes=2, sigma2=0.1), {"r": r}
     m = m.requires_grad_()
     kl = algorithm.kl(problem, received, m)
     # The nearer prototype alone: its distance squared over 2 sigma2, 5e12.
-    torch.testing.assert_close(kl, (m - r[0]).square().sum(1) / 0.2 + math.log(2), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        kl, (m - r[0]).square().sum(1) / 0.2 + math.log(2), rtol=1e-14, atol=0
+    )
     (gradient,) = torch.autograd.grad(kl.sum(), m)
     torch.testing.assert_close(gradient, (m - r[0]) / 0.1, rtol=1e-14, atol=0)
     with torch.no_grad():
@@ -269,12 +316,20 @@ def test_equal_prototypes_stay_equal() -> None:
 
 def test_the_default_start_separates_two_groups() -> None:
     clients, algorithm = two_groups(), Mixture(num_prototypes=2)
-    options = {"fraction": 1.0, "local_epochs": 4, "batch_size": 8, "schedule": "constant", "progress": False}
+    options = {
+        "fraction": 1.0,
+        "local_epochs": 4,
+        "batch_size": 8,
+        "schedule": "constant",
+        "progress": False,
+    }
     run = fedhb.fit(mlp(4, 6, 2), clients, algorithm, rounds=12, **options)
     start, server = algorithm.start(run.problem, RNG)["r"], run.state.server
     assert (server["r"][0] - server["r"][1]).norm() > 100 * (start[0] - start[1]).norm()
     # Each group has a prototype of its own.
-    found, _ = algorithm.local_update(run.problem, server, clients, {}, plan_of(epochs=4, batch_size=8), RNG)
+    found, _ = algorithm.local_update(
+        run.problem, server, clients, {}, plan_of(epochs=4, batch_size=8), RNG
+    )
     nearest = torch.cdist(found["m"], server["r"]).argmin(1).tolist()
     assert nearest in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
 
@@ -300,11 +355,19 @@ def test_a_prototype_that_starts_again_has_the_buffers_of_the_one_beside_it() ->
     m, algorithm = scattered(), mixture(num_prototypes=2, sigma2=0.01, patience=0, noise=1e-3)
     r = torch.stack([m.mean(0), torch.full((D,), 50.0, dtype=torch.float64)])
     server = server_of(r) | {"buffers": torch.tensor([[1.0], [7.0]], dtype=torch.float64)}
-    found = {"m": m, "buffers": torch.full((N, 1), 2.5, dtype=torch.float64), "examples": torch.full((N,), 5.0).double()}
-    summary = algorithm.summarise(server_problem(), algorithm.broadcast(server, range(N)), found, RNG)
+    found = {
+        "m": m,
+        "buffers": torch.full((N, 1), 2.5, dtype=torch.float64),
+        "examples": torch.full((N,), 5.0).double(),
+    }
+    summary = algorithm.summarise(
+        server_problem(), algorithm.broadcast(server, range(N)), found, RNG
+    )
     new = algorithm.aggregate(server_problem(), server, summary, RNG)
     assert (new["r"][1] - new["r"][0]).norm() < 1e-2
-    torch.testing.assert_close(new["buffers"], torch.full((2, 1), 2.5, dtype=torch.float64), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        new["buffers"], torch.full((2, 1), 2.5, dtype=torch.float64), rtol=1e-14, atol=0
+    )
 
 
 # ---- the gate
@@ -318,9 +381,14 @@ def test_the_gate_learns_the_nearest_prototype_and_is_averaged_alike() -> None:
     theta = problem.network.theta
     server = algorithm.start(problem, RNG) | {"r": torch.stack([theta, theta + 0.1, theta + 10.0])}
     received = algorithm.broadcast(server, [0, 1])
-    found, _ = algorithm.local_update(problem, received, clients, {}, plan_of(batch_size=9, lr=lr), RNG)
+    found, _ = algorithm.local_update(
+        problem, received, clients, {}, plan_of(batch_size=9, lr=lr), RNG
+    )
     distances = (found["m"].unsqueeze(1) - server["r"]).square().sum(-1)
-    assert distances.argmin(1).tolist() == [1, 1] and distances.argmax(1).tolist() == [2, 2]  # the centre is at theta + 3.4
+    assert distances.argmin(1).tolist() == [1, 1] and distances.argmax(1).tolist() == [
+        2,
+        2,
+    ]  # the centre is at theta + 3.4
     network = problem.network.gate(3)
     for c in range(2):
         x, _ = clients.train.examples(c)
@@ -332,7 +400,9 @@ def test_the_gate_learns_the_nearest_prototype_and_is_averaged_alike() -> None:
 
         expected = server["beta"] - lr * torch.func.grad(loss)(server["beta"])
         torch.testing.assert_close(found["beta"][c], expected, rtol=0, atol=1e-12)
-    new = algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, RNG), RNG)
+    new = algorithm.aggregate(
+        problem, server, algorithm.summarise(problem, received, found, RNG), RNG
+    )
     torch.testing.assert_close(new["beta"], found["beta"].mean(0), rtol=0, atol=1e-12)
 
 
@@ -341,7 +411,9 @@ def test_a_round_records_how_many_prototypes_are_at_work() -> None:
     algorithm, m = mixture(num_prototypes=K, sigma2=1e-3), normal(K, D, seed=1)
     for clients, effective in (([0, 1, 2] * 2, 3.0), ([0, 1] * 4, 2.0), ([2] * 5, 1.0)):
         found = {"m": m[clients], "examples": torch.ones(len(clients), dtype=torch.float64)}
-        found |= {key: torch.zeros(len(clients), dtype=torch.float64) for key in ("loss", "score", "kl")}
+        found |= {
+            key: torch.zeros(len(clients), dtype=torch.float64) for key in ("loss", "score", "kl")
+        }
         problem, server = server_problem(), server_of(m)
         record = algorithm.report(problem, server, algorithm.summarise(problem, server, found, RNG))
         assert sum(record["responsibilities"]) == pytest.approx(1.0)
@@ -356,7 +428,10 @@ def test_prediction_mixes_probabilities_by_the_gate() -> None:
 
     def outputs(body: Tensor, head: Tensor) -> Tensor:
         first, second = body[:20].view(5, 4), body[20:]
-        return torch.tanh(x @ first.T + second) @ head[: -(len(head) // 6)].view(-1, 5).T + head[-(len(head) // 6) :]
+        return (
+            torch.tanh(x @ first.T + second) @ head[: -(len(head) // 6)].view(-1, 5).T
+            + head[-(len(head) // 6) :]
+        )
 
     g = outputs(server["beta"], problem.network.gate(2).head).softmax(1)
     by_prototype = [outputs(r_j, problem.network.head).softmax(1) for r_j in server["r"]]
@@ -365,7 +440,9 @@ def test_prediction_mixes_probabilities_by_the_gate() -> None:
     # Products and sums of a few numbers near one.
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
     torch.testing.assert_close(found.sum(1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-14)
-    assert (g[:, 0] - 0.5).abs().max() > 0.1 and (by_prototype[0] - by_prototype[1]).abs().max() > 0.1
+    assert (g[:, 0] - 0.5).abs().max() > 0.1 and (
+        by_prototype[0] - by_prototype[1]
+    ).abs().max() > 0.1
     alone = mixture(num_prototypes=1).predict(problem, {"r": server["r"][:1]}, x, RNG)
     torch.testing.assert_close(alone, by_prototype[0], rtol=0, atol=1e-14)
 
@@ -380,5 +457,9 @@ def test_the_gates_head_is_the_same_everywhere() -> None:
     assert torch.equal(first.theta, Network(module).theta)
     assert not torch.equal(first.head, Network(mlp(4, 5, 3, seed=1)).gate(2).head)
     bound = 5**-0.5
-    assert first.head.abs().max() < bound and first.head.std() > 0.2 * bound  # torch's range for a linear layer
-    assert isinstance(module[-1], nn.Linear) and module[-1].out_features == 3  # the module itself is as it was
+    assert (
+        first.head.abs().max() < bound and first.head.std() > 0.2 * bound
+    )  # torch's range for a linear layer
+    assert (
+        isinstance(module[-1], nn.Linear) and module[-1].out_features == 3
+    )  # the module itself is as it was

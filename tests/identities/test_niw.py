@@ -9,7 +9,19 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from problems import RNG, aggregate, generator, labelled, mlp, niw, normal, plan_of, problem_of, seeded, vector_problem
+from problems import (
+    RNG,
+    aggregate,
+    generator,
+    labelled,
+    mlp,
+    niw,
+    normal,
+    plan_of,
+    problem_of,
+    seeded,
+    vector_problem,
+)
 from torch import Tensor, nn
 
 import fedhb
@@ -46,7 +58,9 @@ def dimension(dof: str) -> int:
 @pytest.mark.parametrize("p_do", [1.0, 0.9])
 @pytest.mark.parametrize("lambda0", [0.0, 1.0, 2.5])
 @pytest.mark.parametrize("dof", DOFS)
-def test_the_servers_solution_minimises_its_objective(dof: str, lambda0: float, p_do: float, cohort: int) -> None:
+def test_the_servers_solution_minimises_its_objective(
+    dof: str, lambda0: float, p_do: float, cohort: int
+) -> None:
     problem, m = server_problem(), clients_m(cohort)
     algorithm = niw(dof=dof, lambda0=lambda0, p_do=p_do, prior_scale=0.3, eps=0.05)
     best = solved(algorithm, problem, m)
@@ -103,7 +117,9 @@ scales = st.floats(-6, 6).map(lambda power: 10.0**power)
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
-@example(1e-6, 1e6, 1.0, 1e-6, 1.0, 0.0, 3, "full", torch.float64)  # the scatter is all rounding, of either sign
+@example(
+    1e-6, 1e6, 1.0, 1e-6, 1.0, 0.0, 3, "full", torch.float64
+)  # the scatter is all rounding, of either sign
 @given(
     spread=scales,
     place=scales,
@@ -115,7 +131,9 @@ scales = st.floats(-6, 6).map(lambda power: 10.0**power)
     dof=st.sampled_from(DOFS),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_V0_is_positive(spread, place, before, prior_scale, p_do, lambda0, cohort, dof, dtype) -> None:
+def test_V0_is_positive(
+    spread, place, before, prior_scale, p_do, lambda0, cohort, dof, dtype
+) -> None:
     problem = server_problem()
     algorithm = niw(dof=dof, p_do=p_do, lambda0=lambda0, prior_scale=prior_scale, eps=0.0)
     m = (place * normal(D, seed=4) + spread * normal(cohort, D, seed=5)).to(dtype)
@@ -123,7 +141,9 @@ def test_V0_is_positive(spread, place, before, prior_scale, p_do, lambda0, cohor
     V0 = aggregate(algorithm, problem, server, m)["V0"]
     dim = dimension(dof)
     least = (EXAMPLES + dim + 2) / (N + dim + 2) * prior_scale**2
-    assert torch.isfinite(V0).all() and (least * (1 - 1e-6) <= V0).all()  # 1e-6: float32 rounds V0 and `least` apart
+    assert (
+        torch.isfinite(V0).all() and (least * (1 - 1e-6) <= V0).all()
+    )  # 1e-6: float32 rounds V0 and `least` apart
 
 
 def test_the_first_V0_is_that_of_clients_at_the_initial_network() -> None:
@@ -132,10 +152,17 @@ def test_the_first_V0_is_that_of_clients_at_the_initial_network() -> None:
     server, m0 = algorithm.start(problem, RNG), problem.network.theta
     assert torch.equal(server["m0"], m0)
     inner = 0.3**2 + N * 0.05**2 + 2.0 * m0.square() + N * (1 - 0.9) * m0.square()
-    torch.testing.assert_close(server["V0"], (EXAMPLES + D + 2) / (N + D + 2) * inner, rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        server["V0"], (EXAMPLES + D + 2) / (N + D + 2) * inner, rtol=1e-14, atol=0
+    )
     # As printed (Sigma_0 = I, lambda0 = 1), without dropout: n0 / (N + d + 2) (1 + N eps^2 + m0^2).
     printed = niw(p_do=1.0, eps=0.05).start(problem, RNG)["V0"]
-    torch.testing.assert_close(printed, (EXAMPLES + D + 2) / (N + D + 2) * (1 + N * 0.05**2 + m0.square()), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        printed,
+        (EXAMPLES + D + 2) / (N + D + 2) * (1 + N * 0.05**2 + m0.square()),
+        rtol=1e-14,
+        atol=0,
+    )
 
 
 # ---- the clients
@@ -152,11 +179,15 @@ def test_the_pull_is_the_gradient_of_the_kl(dof: str, precision: str, sizes: lis
     (gradient,) = torch.autograd.grad(0.3 * algorithm.kl(problem, received, m).sum(), m)
     by_pull = pull.mu * (m - pull.target)
     # A handful of products: some roundings.
-    torch.testing.assert_close(by_pull, gradient / torch.tensor(sizes).unsqueeze(1), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        by_pull, gradient / torch.tensor(sizes).unsqueeze(1), rtol=1e-14, atol=0
+    )
     # and as printed: p_do (n0 + d + 1) / V0 (m - m0)
     dim = dimension(dof)
     weight = EXAMPLES + dim + 2 + (dim + 1 if precision == "mode" else 0)
-    torch.testing.assert_close(gradient, 0.3 * 0.9 * weight / received["V0"] * (m - received["m0"]), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        gradient, 0.3 * 0.9 * weight / received["V0"] * (m - received["m0"]), rtol=1e-14, atol=0
+    )
 
 
 @pytest.mark.parametrize("dof", DOFS)
@@ -166,7 +197,9 @@ def test_the_kl_is_that_of_a_spiky_mixture_up_to_a_constant(dof: str) -> None:
     at_mode = niw(dof=dof, p_do=0.9)
     full = spiky_kl(m, 0.9, at_mode.eps, *at_mode.posterior(problem, received).mode())
     constant = full - at_mode.kl(problem, received, m)
-    torch.testing.assert_close(constant, constant[:1].expand(4), rtol=1e-12, atol=0)  # thousands, less some roundings
+    torch.testing.assert_close(
+        constant, constant[:1].expand(4), rtol=1e-12, atol=0
+    )  # thousands, less some roundings
     # With the mean precision it is what the server's objective takes from the clients, E log N(theta_i; mu, Sigma).
     in_mean = niw(dof=dof, p_do=0.9, precision="mean")
     constant = in_mean.kl(problem, received, m) + in_mean.expected_log_prior(problem, received, m)
@@ -183,29 +216,48 @@ def test_an_isotropic_V0_is_fedprox() -> None:
     n0 = clients.num_examples + d + 2
     for c, size in enumerate(clients.sizes.tolist()):
         fedprox = FedProx(mu=0.02 * (n0 + d + 1) / (alpha * size), update="body")
-        alone, _ = fedprox.local_update(problem, {"theta": start}, clients.select([c]), {}, plan, RNG)
+        alone, _ = fedprox.local_update(
+            problem, {"theta": start}, clients.select([c]), {}, plan, RNG
+        )
         # The strength and the batched products are rounded in another order, at nine steps or fewer.
         torch.testing.assert_close(found["m"][c], alone["theta"][0], rtol=0, atol=1e-13)
-        without, _ = FedBABU().local_update(problem, {"theta": start}, clients.select([c]), {}, plan, RNG)
-        assert (alone["theta"] - without["theta"]).abs().max() > 1e-2  # the pull matters in this comparison
+        without, _ = FedBABU().local_update(
+            problem, {"theta": start}, clients.select([c]), {}, plan, RNG
+        )
+        assert (
+            alone["theta"] - without["theta"]
+        ).abs().max() > 1e-2  # the pull matters in this comparison
 
 
 def batch_normed() -> nn.Module:
-    return seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    )
 
 
 @pytest.mark.filterwarnings("ignore:the prior .* shortens weights")
 @pytest.mark.parametrize("make", [lambda: mlp(4, 5, 3), lambda: mlp(4, 5, 3).float(), batch_normed])
 def test_without_prior_and_dropout_it_is_fedbabu_to_the_bit(make) -> None:
     clients, module = labelled(9, 6, 4, 7, 8), make()
-    settings = {"rounds": 4, "fraction": 0.6, "batch_size": 4, "local_epochs": 2, "seed": 3, "progress": False}
-    plain = fedhb.fit(module, clients, niw(kl_weight=0.0, lambda0=0.0, p_do=1.0), **settings).state.server
+    settings = {
+        "rounds": 4,
+        "fraction": 0.6,
+        "batch_size": 4,
+        "local_epochs": 2,
+        "seed": 3,
+        "progress": False,
+    }
+    plain = fedhb.fit(
+        module, clients, niw(kl_weight=0.0, lambda0=0.0, p_do=1.0), **settings
+    ).state.server
     fedbabu = fedhb.fit(module, clients, FedBABU(), **settings).state.server
     assert torch.equal(plain["m0"], fedbabu["theta"])
     assert ("buffers" in fedbabu) == ("buffers" in plain) == (make is batch_normed)
     if "buffers" in fedbabu:
         assert torch.equal(plain["buffers"], fedbabu["buffers"])
-    shrunk = fedhb.fit(module, clients, niw(kl_weight=0.0, lambda0=1e-3, p_do=1.0), **settings).state.server
+    shrunk = fedhb.fit(
+        module, clients, niw(kl_weight=0.0, lambda0=1e-3, p_do=1.0), **settings
+    ).state.server
     assert not torch.equal(shrunk["m0"], fedbabu["theta"])
 
 
@@ -241,13 +293,21 @@ def test_prediction_averages_the_probabilities_of_sampled_networks() -> None:
     server = algorithm.start(problem, RNG)
 
     def by_hand(theta: Tensor) -> Tensor:
-        weights = Weights(theta.unsqueeze(0), problem.network.head.unsqueeze(0), problem.network.buffers.unsqueeze(0))
+        weights = Weights(
+            theta.unsqueeze(0),
+            problem.network.head.unsqueeze(0),
+            problem.network.buffers.unsqueeze(0),
+        )
         return problem.network.outputs(weights, x.unsqueeze(0))[0].softmax(-1)
 
     draws = algorithm.sample(problem, server, 3, RNG(SERVER, "predict"))
     expected = torch.stack([by_hand(theta) for theta in draws]).mean(0)
     # Batched products and a mean of three, rounded in another order.
-    torch.testing.assert_close(algorithm.predict(problem, server, x, RNG), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        algorithm.predict(problem, server, x, RNG), expected, rtol=0, atol=1e-14
+    )
     assert (expected - by_hand(server["m0"])).abs().max() > 0.01
     at_m0 = dataclasses.replace(algorithm, num_samples=0).predict(problem, server, x, RNG)
-    torch.testing.assert_close(at_m0, module(x).softmax(-1).detach(), rtol=0, atol=1e-14)  # m0 is the initial network
+    torch.testing.assert_close(
+        at_m0, module(x).softmax(-1).detach(), rtol=0, atol=1e-14
+    )  # m0 is the initial network

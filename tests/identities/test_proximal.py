@@ -7,7 +7,18 @@ import copy
 import numpy as np
 import pytest
 import torch
-from problems import RNG, convnet, examples, initial, labelled, linear, mlp, normal, plan_of, regression
+from problems import (
+    RNG,
+    convnet,
+    examples,
+    initial,
+    labelled,
+    linear,
+    mlp,
+    normal,
+    plan_of,
+    regression,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,7 +39,9 @@ def minimiser(mu: float) -> float:
     return (MINIMUM + mu * TARGET) / (1 + mu)
 
 
-def proximal(mu: float, steps: int = 1000, dtype: torch.dtype = torch.float64, momentum: float = MOMENTUM) -> float:
+def proximal(
+    mu: float, steps: int = 1000, dtype: torch.dtype = torch.float64, momentum: float = MOMENTUM
+) -> float:
     """Where the library's steps lead from zero: one weight, one example (x = 1, y = MINIMUM), noise one.
 
     After 1000 steps, sqrt(0.9)^1000 = 1e-23 of the way is left.
@@ -39,7 +52,9 @@ def proximal(mu: float, steps: int = 1000, dtype: torch.dtype = torch.float64, m
     plan = plan_of(epochs=steps, lr=LR, momentum=momentum)
     start = initial(network, 1)
     start.theta.zero_()
-    return train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=pull)[0].theta.item()
+    return train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=pull)[
+        0
+    ].theta.item()
 
 
 def by_hand(mu: float, steps: int, *, correct: bool = True, momentum: float = MOMENTUM) -> float:
@@ -87,15 +102,21 @@ def test_without_the_correction_the_penalty_is_too_weak() -> None:
 def test_a_stiff_pull_is_stable(dtype: torch.dtype, rounding: float) -> None:
     # The minimiser is 1.5e-5 from the target: float32 resolves it too.
     assert proximal(mu=1e5, dtype=dtype) == pytest.approx(minimiser(mu=1e5), abs=rounding)
-    assert abs(explicit(mu=1e5, steps=20)) > 1e60  # an explicit step is stable below mu = 2 (1 + momentum) / lr = 38
+    assert (
+        abs(explicit(mu=1e5, steps=20)) > 1e60
+    )  # an explicit step is stable below mu = 2 (1 + momentum) / lr = 38
 
 
 @pytest.mark.parametrize("kind", ["common", "own", "mean"])
 @pytest.mark.parametrize("sizes", [(6, 5, 3), (3, 6, 5)])
 @pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
-def test_training_solves_each_clients_penalised_regression(momentum: float, sizes: tuple[int, ...], kind: str) -> None:
+def test_training_solves_each_clients_penalised_regression(
+    momentum: float, sizes: tuple[int, ...], kind: str
+) -> None:
     clients = regression(*sizes, inputs=3)
-    mu = torch.tensor([[0.2], [1.0], [5.0]], dtype=torch.float64) * normal(3, seed=1).exp()  # per client and coordinate
+    mu = (
+        torch.tensor([[0.2], [1.0], [5.0]], dtype=torch.float64) * normal(3, seed=1).exp()
+    )  # per client and coordinate
     own = normal(3, 3, seed=2)
     aim = own[:1].expand(3, 3) if kind == "common" else own
     follow = 0.3 if kind == "mean" else 0.0  # of m, at the current m
@@ -103,17 +124,34 @@ def test_training_solves_each_clients_penalised_regression(momentum: float, size
     target = own[0] if kind == "common" else own
     shares = None
     if kind == "mean":
-        aim, target = own[:1].expand(3, 3), torch.cat([own[:1], follow * torch.eye(3, dtype=torch.float64)])
-        shares = lambda m: torch.cat([torch.ones_like(m[:, :1]), m], dim=1)  # noqa: E731
+        aim, target = (
+            own[:1].expand(3, 3),
+            torch.cat([own[:1], follow * torch.eye(3, dtype=torch.float64)]),
+        )
+        shares = lambda m: torch.cat([torch.ones_like(m[:, :1]), m], dim=1)
     network = Network(linear(3))
-    start = Weights(torch.zeros(3, 3, dtype=torch.float64), *torch.zeros(2, 3, 0, dtype=torch.float64))
+    start = Weights(
+        torch.zeros(3, 3, dtype=torch.float64), *torch.zeros(2, 3, 0, dtype=torch.float64)
+    )
     # full batches; the slowest direction converges as sqrt(0.9)^700 = 1e-16, without momentum more slowly
     plan = plan_of(epochs=700 if momentum else 2000, batch_size=6, momentum=momentum)
-    found, _ = train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=Pull(mu, target, shares))
+    found, _ = train(
+        network,
+        GaussianRegression(noise=1.0),
+        start,
+        clients,
+        plan,
+        RNG,
+        pull=Pull(mu, target, shares),
+    )
     for c in range(3):
         x, y = examples(clients, c)
-        exact = torch.linalg.solve(x.T @ x / len(x) + (1 - follow) * mu[c].diag(), x.T @ y / len(x) + mu[c] * aim[c])
-        torch.testing.assert_close(found.theta[c], exact, rtol=0, atol=1e-13)  # sums of six products, numbers near one
+        exact = torch.linalg.solve(
+            x.T @ x / len(x) + (1 - follow) * mu[c].diag(), x.T @ y / len(x) + mu[c] * aim[c]
+        )
+        torch.testing.assert_close(
+            found.theta[c], exact, rtol=0, atol=1e-13
+        )  # sums of six products, numbers near one
 
 
 def sgd_by_torch(module: nn.Module, trained: list[str], seen: list[Batch], plan: Plan) -> Tensor:
@@ -135,20 +173,38 @@ def sgd_by_torch(module: nn.Module, trained: list[str], seen: list[Batch], plan:
 def test_no_pull_is_sgd(momentum: float, make, train_head: bool) -> None:
     module = make()
     shape = (1, 4, 4) if isinstance(module[0], nn.Conv2d) else (16,)
-    clients, plan = labelled(10, shape=shape), plan_of(epochs=3, batch_size=4, momentum=momentum, train_head=train_head)
+    clients, plan = (
+        labelled(10, shape=shape),
+        plan_of(epochs=3, batch_size=4, momentum=momentum, train_head=train_head),
+    )
     network = Network(module)
 
     def trained(**pulls: Pull) -> tuple[Tensor, list[Batch]]:
         seen: list[Batch] = []
         start = initial(network, 1)
-        found, _ = train(network, Categorical(3), start, clients, plan, RNG, **pulls, beside=lambda batch, m: seen.append(batch))
+        found, _ = train(
+            network,
+            Categorical(3),
+            start,
+            clients,
+            plan,
+            RNG,
+            **pulls,
+            beside=lambda batch, m: seen.append(batch),
+        )
         return torch.cat([found.theta[0], found.head[0]]), seen
 
     plain, seen = trained()
     nothing = torch.zeros(1, 1, dtype=torch.float64)
-    idle, _ = trained(pull=Pull(nothing, network.theta - 1.0), head_pull=Pull(nothing, network.head + 1.0))
+    idle, _ = trained(
+        pull=Pull(nothing, network.theta - 1.0), head_pull=Pull(nothing, network.head + 1.0)
+    )
     assert torch.equal(idle, plain)
-    names = [n for n, _ in module.named_parameters() if train_head or not n.startswith(f"{network.head_name}.")]
+    names = [
+        n
+        for n, _ in module.named_parameters()
+        if train_head or not n.startswith(f"{network.head_name}.")
+    ]
     expected = sgd_by_torch(module, names, seen, plan)
     untouched = network.head[: len(plain) - len(expected)]
     # sums in another order, and a derivative of the loss that rounds in another way: some roundings a step, nine steps
@@ -163,9 +219,15 @@ def test_gradients_are_each_clients_own(make, count: int, train_head: bool) -> N
     network = Network(module)
     shape = (1, 4, 4) if isinstance(module[0], nn.Conv2d) else (16,)
     clients = labelled(*[4, 2, 3][:count], shape=shape)  # one batch each, padded to the largest
-    start = Weights(normal(count, network.num_params, seed=2), normal(count, len(network.head), seed=3), torch.zeros(count, 0))
+    start = Weights(
+        normal(count, network.num_params, seed=2),
+        normal(count, len(network.head), seed=3),
+        torch.zeros(count, 0),
+    )
     before = torch.cat([start.theta, start.head], 1)
-    plan = plan_of(batch_size=4, lr=1.0, momentum=0.0, train_head=train_head)  # the step is the gradient
+    plan = plan_of(
+        batch_size=4, lr=1.0, momentum=0.0, train_head=train_head
+    )  # the step is the gradient
     found, _ = train(network, Categorical(3), start, clients, plan, RNG)
     gradient = before - torch.cat([found.theta, found.head], 1)
     for c in range(count):
@@ -181,14 +243,31 @@ def test_gradients_are_each_clients_own(make, count: int, train_head: bool) -> N
 
 
 @pytest.mark.parametrize("p_do", [1.0, 0.7])
-@pytest.mark.parametrize("sizes", [(9, 6, 2), (2, 9, 6)])  # the active clients are the first ones, or not
-def test_clients_trained_together_are_clients_trained_alone(sizes: tuple[int, ...], p_do: float) -> None:
-    clients, plan, network = labelled(*sizes), plan_of(epochs=3, batch_size=4, train_head=True), Network(mlp(4, 5, 3))
+@pytest.mark.parametrize(
+    "sizes", [(9, 6, 2), (2, 9, 6)]
+)  # the active clients are the first ones, or not
+def test_clients_trained_together_are_clients_trained_alone(
+    sizes: tuple[int, ...], p_do: float
+) -> None:
+    clients, plan, network = (
+        labelled(*sizes),
+        plan_of(epochs=3, batch_size=4, train_head=True),
+        Network(mlp(4, 5, 3)),
+    )
     mu = torch.tensor([[0.1], [1.0], [3.0]], dtype=torch.float64)
 
     def trained(positions: list[int]) -> tuple[Weights, dict[str, Tensor]]:
         start, pull = initial(network, len(positions)), Pull(mu[positions], network.theta)
-        return train(network, Categorical(3), start, clients.select(positions), plan, RNG, pull=pull, p_do=p_do)
+        return train(
+            network,
+            Categorical(3),
+            start,
+            clients.select(positions),
+            plan,
+            RNG,
+            pull=pull,
+            p_do=p_do,
+        )
 
     together, reports = trained([0, 1, 2])
     for c in range(3):

@@ -34,7 +34,11 @@ SMALL: dict[str, Any] = {
     "problem_seed": 3, "loss": "gaussian", "num_clients": 4, "dim": 3, "examples": 12, "batch_size": 12, "noise": 0.7,
     "target_noise": 0.7, "mu_deviation": 1.0, "client_deviation": 0.6, "smallest": 0.1,
 }  # fmt: skip
-CASES = {"full": {}, "minibatch": {"batch_size": 3}, "logistic": {"loss": "logistic", "batch_size": 4}}
+CASES = {
+    "full": {},
+    "minibatch": {"batch_size": 3},
+    "logistic": {"loss": "logistic", "batch_size": 4},
+}
 
 
 def small(**options: Any) -> ConvexFederation:
@@ -63,7 +67,10 @@ class Logit(nn.Module):
 @pytest.mark.parametrize("loss", ["gaussian", "logistic"])
 def test_the_objective_is_the_negative_elbo_of_the_mixture_with_one_prototype(loss: str) -> None:
     problem = make(SMALL | {"loss": loss, "smallest": 1.0, "noise": 1.0})
-    pairs = [(a.reshape(-1, 3), y.reshape(-1)) for a, y in zip(problem.inputs, problem.targets, strict=True)]
+    pairs = [
+        (a.reshape(-1, 3), y.reshape(-1))
+        for a, y in zip(problem.inputs, problem.targets, strict=True)
+    ]
     if loss == "gaussian":
         clients = Clients.from_arrays(pairs)
         library = problem_of(linear(3), clients, GaussianRegression(noise=1.0), head="")
@@ -74,7 +81,9 @@ def test_the_objective_is_the_negative_elbo_of_the_mixture_with_one_prototype(lo
     constants = []
     for seed in range(4):
         x = somewhere(problem, seed)
-        theirs = algorithm.negative_elbo(library, {"r": torch.tensor(x[:1])}, clients, torch.tensor(x[1:]))
+        theirs = algorithm.negative_elbo(
+            library, {"r": torch.tensor(x[:1])}, clients, torch.tensor(x[1:])
+        )
         constants.append(float(theirs) - problem.value(x) / problem.scale)
     # the library keeps inputs in float32: 1e-7 of values near a hundred
     assert constants == pytest.approx([constants[0]] * 4, abs=1e-4)
@@ -89,14 +98,18 @@ def test_gradient_and_hessian_are_derivatives(case: str) -> None:
     rise = (problem.value(ahead) - problem.value(behind)) / (2 * step)
     assert (problem.gradient(x) * direction).sum() == pytest.approx(rise, rel=1e-7)
     bend = (problem.gradient(ahead) - problem.gradient(behind)) / (2 * step)
-    np.testing.assert_allclose(problem.hessian(x) @ direction.ravel(), bend.ravel(), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(
+        problem.hessian(x) @ direction.ravel(), bend.ravel(), rtol=1e-5, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("case", ["minibatch", "logistic"])
 def test_the_mean_over_minibatches_is_the_objective(case: str) -> None:
     problem = small(**CASES[case])
     x = somewhere(problem)
-    each = [problem.gradient(x, np.full(problem.num_clients, b)) for b in range(problem.num_batches)]
+    each = [
+        problem.gradient(x, np.full(problem.num_clients, b)) for b in range(problem.num_batches)
+    ]
     np.testing.assert_allclose(np.mean(each, axis=0), problem.gradient(x), atol=1e-14)
     assert np.abs(each[0] - each[1]).max() > 1e-3
 
@@ -141,7 +154,9 @@ def test_every_block_has_its_share_of_the_steps(selection: str, cohort: int) -> 
         share = counts[row] / len(drawn)
         # 1200 or more draws, for rounds in 300 groups: a share has a deviation of at most 0.02
         assert share == pytest.approx(1 / blocks.kappa, abs=0.07)
-    assert all(len(set(rows)) == len(rows) == (1 if rows[0] == 0 else cohort) for rows in map(list, drawn))
+    assert all(
+        len(set(rows)) == len(rows) == (1 if rows[0] == 0 else cohort) for rows in map(list, drawn)
+    )
 
 
 def test_rounds_keep_their_cohort() -> None:
@@ -164,7 +179,9 @@ def test_it_reaches_the_minimiser(case: str) -> None:
 def test_with_full_batches_the_objective_never_rises() -> None:
     """So that the constants known beforehand hold on the path."""
     problem = small()
-    path = descend(problem, Blocks(4, 1, 4), list(range(1, 200)), printed_rule(1.0), np.random.default_rng(0))
+    path = descend(
+        problem, Blocks(4, 1, 4), list(range(1, 200)), printed_rule(1.0), np.random.default_rng(0)
+    )
     assert (np.diff(path.last) <= 1e-15).all()
     D, R = sublevel_constants(problem)
     assert path.distance <= D / 2 and path.gradient <= R
@@ -189,9 +206,14 @@ def test_a_step_is_that_of_the_printed_algorithm() -> None:
 # ---- the bounds
 
 
-def mean_gaps(problem: ConvexFederation, blocks: Blocks, record: list[int], seeds: int = 6) -> tuple[np.ndarray, float, float]:
+def mean_gaps(
+    problem: ConvexFederation, blocks: Blocks, record: list[int], seeds: int = 6
+) -> tuple[np.ndarray, float, float]:
     """The mean gap at each T, and the largest distance and gradient."""
-    paths = [descend(problem, blocks, record, printed_rule(1.0), np.random.default_rng([s, 9])) for s in range(seeds)]
+    paths = [
+        descend(problem, blocks, record, printed_rule(1.0), np.random.default_rng([s, 9]))
+        for s in range(seeds)
+    ]
     gap = np.mean([p.gap for p in paths], axis=0)
     return gap, max(p.distance for p in paths), max(p.gradient for p in paths)
 
@@ -233,7 +255,9 @@ def test_long_rounds_break_the_printed_bound_whoever_is_drawn() -> None:
         left = problem.value(x) - problem.value(problem.minimiser())
         assert np.abs(problem.gradient(x)[drawn]).max() < 1e-12
         assert left > 1.2 * printed_bound(blocks.client_steps, blocks.kappa, 1.0, D, R)
-        assert left <= bound_for_rounds(blocks.client_steps, blocks.kappa, 1.0, D, R, blocks.round_length)
+        assert left <= bound_for_rounds(
+            blocks.client_steps, blocks.kappa, 1.0, D, R, blocks.round_length
+        )
     assert first == {1, 2}
 
 
@@ -262,7 +286,11 @@ def test_a_broken_step_rule_diverges_and_breaks_the_bound() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"client_steps": 3}, "whole number"), ({"cohort": 9}, "cohort=9"), ({"selection": "cyclic"}, "selection='cyclic'")],
+    [
+        ({"client_steps": 3}, "whole number"),
+        ({"cohort": 9}, "cohort=9"),
+        ({"selection": "cyclic"}, "selection='cyclic'"),
+    ],
 )
 def test_bad_blocks_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -282,7 +310,9 @@ def test_the_experiment_gives_records_and_tables() -> None:
     shares: list[float] = []
     records = []
     for key in keys:
-        result = theorem_convergence.run(settings, key, None, lambda share, text: shares.append(share))
+        result = theorem_convergence.run(
+            settings, key, None, lambda share, text: shares.append(share)
+        )
         records.append({"key": key, "result": json.loads(json.dumps(result))})
     assert shares[-1] == 1.0
     rows = theorem_convergence.summarise(settings, "a", records)

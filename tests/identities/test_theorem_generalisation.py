@@ -22,9 +22,15 @@ from fedhb_paper.theorem_generalisation import Truth, joint_kl, sample_clients
 def test_the_distance_is_that_of_the_densities() -> None:
     for f, g, noise in ((0.0, 0.5, 0.3), (1.0, -1.0, 0.7), (0.2, 0.2, 1.0)):
         overlap, _ = integrate.quad(
-            lambda y, f=f, g=g, s=noise: math.sqrt(stats.norm.pdf(y, f, s) * stats.norm.pdf(y, g, s)), -9, 9
+            lambda y, f=f, g=g, s=noise: math.sqrt(
+                stats.norm.pdf(y, f, s) * stats.norm.pdf(y, g, s)
+            ),
+            -9,
+            9,
         )
-        assert squared_hellinger(np.array(f), np.array(g), noise) == pytest.approx(1 - overlap, abs=1e-9)
+        assert squared_hellinger(np.array(f), np.array(g), noise) == pytest.approx(
+            1 - overlap, abs=1e-9
+        )
 
 
 def test_the_ratio_is_that_of_the_densities() -> None:
@@ -44,7 +50,9 @@ def test_half_the_ratio_has_the_mean_that_the_certificate_needs() -> None:
     error = 5 * half.std() / math.sqrt(len(half))
     assert half.mean() == pytest.approx((1 - d2) ** n, abs=error)
     assert (1 - d2) ** n < 1 - 20 * error
-    assert np.exp(ratio).mean() == pytest.approx(1.0, abs=5 * np.exp(ratio).std() / math.sqrt(len(half)))
+    assert np.exp(ratio).mean() == pytest.approx(
+        1.0, abs=5 * np.exp(ratio).std() / math.sqrt(len(half))
+    )
 
 
 @pytest.mark.parametrize("dof", ["full", "per_coordinate"])
@@ -61,19 +69,27 @@ def test_the_joint_kl_is_a_mean_of_log_densities(dof: str) -> None:
     rng, count = np.random.default_rng(0), 400_000
     variance = stats.invgamma(6 / 2, scale=float(V0) / 2).rvs(count, random_state=rng)
     mu = rng.normal(float(m0), np.sqrt(variance / 4))
-    log_q = stats.invgamma(3, scale=float(V0) / 2).logpdf(variance) + stats.norm.logpdf(mu, float(m0), np.sqrt(variance / 4))
-    log_p = stats.invgamma(3 / 2, scale=1 / 2).logpdf(variance) + stats.norm.logpdf(mu, 0.0, np.sqrt(variance))
+    log_q = stats.invgamma(3, scale=float(V0) / 2).logpdf(variance) + stats.norm.logpdf(
+        mu, float(m0), np.sqrt(variance / 4)
+    )
+    log_p = stats.invgamma(3 / 2, scale=1 / 2).logpdf(variance) + stats.norm.logpdf(
+        mu, 0.0, np.sqrt(variance)
+    )
     terms = log_q - log_p
     for m_i in m[:, 0].tolist():
         theta = rng.normal(m_i, eps, size=count)
-        terms += stats.norm.logpdf(theta, m_i, eps) - stats.norm.logpdf(theta, mu, np.sqrt(variance))
+        terms += stats.norm.logpdf(theta, m_i, eps) - stats.norm.logpdf(
+            theta, mu, np.sqrt(variance)
+        )
     assert found == pytest.approx(terms.mean(), abs=5 * terms.std() / math.sqrt(count))
     assert found > 0.5
 
 
 def test_counting_examples_instead_of_clients_only_costs() -> None:
     """q(phi) has seen N weights; with l0 and n0 as if it had seen |D|, the joint KL is larger, the more so the more examples."""
-    problem = problem_of(linear(4), regression(6, 6, 6, inputs=4), GaussianRegression(noise=0.4), head="")
+    problem = problem_of(
+        linear(4), regression(6, 6, 6, inputs=4), GaussianRegression(noise=0.4), head=""
+    )
     m = normal(3, 4, seed=1)
     values = [joint_kl(niw(p_do=1.0), problem, m, counts) for counts in (3, 30, 300, 3000)]
     assert values == sorted(values) and values[3] > values[0] + 10
@@ -103,7 +119,9 @@ def test_the_certificate_holds_for_a_conjugate_posterior() -> None:
 def test_rates_by_hand() -> None:
     net = Backbone(layers=1, width=8, inputs=2, weights=33)
     # 66 log 8 / 100 + 33/100 log(2 sqrt(100/33))
-    assert net.r_n(100) == pytest.approx(0.66 * 2.0794415 + 0.33 * math.log(2 * 1.7407766), rel=1e-6)
+    assert net.r_n(100) == pytest.approx(
+        0.66 * 2.0794415 + 0.33 * math.log(2 * 1.7407766), rel=1e-6
+    )
     assert net.eps_n2(100) == pytest.approx(net.r_n(100) * 21.2075915, rel=1e-6)
 
 
@@ -113,7 +131,9 @@ def test_the_reference_kl_is_no_constant() -> None:
     kl = [net.reference_kl(n, bound=3.0, deviation=0.2) for n in (100, 200, 400)]
     assert np.diff(kl) == pytest.approx([33 / 2 * math.log(2)] * 2, rel=1e-6)
     prior, q = Normal(0.0, 0.2), Normal(0.2, math.sqrt(net.reference_variance(100, 3.0)))
-    assert kl[0] == pytest.approx(33 * float(torch.distributions.kl_divergence(q, prior)), rel=1e-4)  # torch in float32
+    assert kl[0] == pytest.approx(
+        33 * float(torch.distributions.kl_divergence(q, prior)), rel=1e-4
+    )  # torch in float32
 
 
 # ---- the experiment
@@ -131,15 +151,28 @@ def test_the_experiment_gives_records_and_tables() -> None:
     keys = theorem_generalisation.work(SETTINGS)
     assert [key["variant"] for key in keys] == ["niw", "niw", "dropout"]
     told: list[float] = []
-    result = theorem_generalisation.run(SETTINGS, keys[0], None, lambda share, text: told.append(share))
+    result = theorem_generalisation.run(
+        SETTINGS, keys[0], None, lambda share, text: told.append(share)
+    )
     assert told[-1] == 1.0 and result["weights"] == 2 * 3 + 3 + 3 + 1
     records = [{"key": keys[0], "result": json.loads(json.dumps(result))}]
     near, far = result["hellinger"][-1], result["hellinger"][0]
-    assert 0 < near < 0.5 * far and near < result["global"][-1]  # learns, and each client its own function
-    assert all(entry["hellinger"] < entry["certificate"] for part in ("printed", "best") for entry in result[part])
+    assert (
+        0 < near < 0.5 * far and near < result["global"][-1]
+    )  # learns, and each client its own function
+    assert all(
+        entry["hellinger"] < entry["certificate"]
+        for part in ("printed", "best")
+        for entry in result[part]
+    )
     for n, entry in zip(result["n"], result["best"], strict=True):  # its parts are per client
-        assert entry["certificate"] == pytest.approx((entry["loss"] / 2 + entry["kl"] + math.log(20) / 4) / n)
-    assert all(b["certificate"] <= p["certificate"] for b, p in zip(result["best"], result["printed"], strict=True))
+        assert entry["certificate"] == pytest.approx(
+            (entry["loss"] / 2 + entry["kl"] + math.log(20) / 4) / n
+        )
+    assert all(
+        b["certificate"] <= p["certificate"]
+        for b, p in zip(result["best"], result["printed"], strict=True)
+    )
     tables = theorem_generalisation.tables(SETTINGS, [], records)
     assert len(tables) == 2 and tables[0].row_count == 2
     assert theorem_generalisation.tables(SETTINGS, [], []) == []
@@ -147,9 +180,13 @@ def test_the_experiment_gives_records_and_tables() -> None:
 
 def test_clients_are_sampled_from_their_spikes() -> None:
     """A column is dropped with probability 1 - p_do, for each client on its own, and eps is the width of the rest."""
-    problem = problem_of(linear(4), regression(6, 6, inputs=4), GaussianRegression(noise=0.4), head="")
+    problem = problem_of(
+        linear(4), regression(6, 6, inputs=4), GaussianRegression(noise=0.4), head=""
+    )
     m = torch.full((2, 4), 3.0)
-    drawn = torch.stack(sample_clients(problem, m, 0.75, 0.1, 4000, torch.Generator().manual_seed(0)))
+    drawn = torch.stack(
+        sample_clients(problem, m, 0.75, 0.1, 4000, torch.Generator().manual_seed(0))
+    )
     kept = drawn > 1.5
     assert kept.double().mean((0, 2)).tolist() == pytest.approx([0.75, 0.75], abs=0.02)
     together = (kept[:, 0] == kept[:, 1]).double().mean().item()

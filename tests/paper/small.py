@@ -38,7 +38,9 @@ two epochs,niw,personalised,accuracy,98.00,1.50
 """
 
 
-def write(folder: Path, settings: str = SETTINGS, name: str = "small", printed: str = PRINTED) -> Path:
+def write(
+    folder: Path, settings: str = SETTINGS, name: str = "small", printed: str = PRINTED
+) -> Path:
     """The folder of the experiments, with one in it."""
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,10 @@ def test_tables_side_by_side():
     one = documents.Shown("a: where", [["", "x"], ["r", "1"], ["s", "2"]])
     two = documents.Shown("b: where", [["", "x", "y"], ["r", "3", "4"], ["s", "5", "6"]])
     joined = documents.beside([one, two])
-    assert joined.title == "where" and joined.rows == [["", "a: x", "b: x", "y"], ["r", "1", "3", "4"], ["s", "2", "5", "6"]]
+    assert joined.title == "where" and joined.rows == [
+        ["", "a: x", "b: x", "y"],
+        ["r", "1", "3", "4"],
+        ["s", "2", "5", "6"],
+    ]
     with pytest.raises(ValueError, match="rows are others"):
         documents.beside([one, documents.Shown("c: where", [["", "x"], ["t", "1"], ["s", "2"]])])

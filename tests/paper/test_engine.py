@@ -43,7 +43,9 @@ class Silent:
 def complete(folder, processes=1, name="small", **choice):
     experiment = experiments.load(folder, name)
     watcher = Silent()
-    now = workbench.complete(experiment, experiments.choose(experiment, **choice), processes, watcher)
+    now = workbench.complete(
+        experiment, experiments.choose(experiment, **choice), processes, watcher
+    )
     return watcher, now
 
 
@@ -91,7 +93,9 @@ def test_a_record_says_how_it_came_about(tmp_path):
     assert record["command"] == "fedhb paper small --cell one --algorithms 'niw S=0' --seeds 0"
     assert record["seconds"] > 0 and record["versions"]["torch"] and "commit" in record
     assert not list((tmp_path / "small").glob(".unfinished/*"))
-    assert [r["key"] for r in now.records] == [r["key"] for r in lines(tmp_path)] and not now.missing
+    assert [r["key"] for r in now.records] == [
+        r["key"] for r in lines(tmp_path)
+    ] and not now.missing
 
 
 def test_the_command_in_a_record_makes_it_again(tmp_path, run):
@@ -107,7 +111,17 @@ def test_the_command_in_a_record_makes_it_again(tmp_path, run):
 
 def test_what_is_recorded_is_made_again_and_compared(tmp_path, run, monkeypatch):
     write(tmp_path)
-    words = ("paper", "small", "--folder", tmp_path, "--cell", "one", "--algorithms", "niw S=0", "--again")
+    words = (
+        "paper",
+        "small",
+        "--folder",
+        tmp_path,
+        "--cell",
+        "one",
+        "--algorithms",
+        "niw S=0",
+        "--again",
+    )
     code, printed = run(*words)
     assert code == 2 and "nothing of this is recorded" in printed
     complete(tmp_path, cells=["one"], algorithms=["niw S=0"])
@@ -123,7 +137,11 @@ def test_what_is_recorded_is_made_again_and_compared(tmp_path, run, monkeypatch)
     assert "0.2500" in run(*words)[1] and "0.2500" not in printed
     monkeypatch.setattr(table, "run", lambda *arguments: pytest.fail("--show runs nothing"))
     code, printed = run(*words, "--show")
-    assert code == 2 and "--show runs nothing, --again runs what is recorded a second time: choose one" in printed
+    assert (
+        code == 2
+        and "--show runs nothing, --again runs what is recorded a second time: choose one"
+        in printed
+    )
 
 
 def test_recorded_work_is_not_done_again(tmp_path, monkeypatch):
@@ -137,17 +155,24 @@ def test_recorded_work_is_not_done_again(tmp_path, monkeypatch):
 def test_a_run_that_another_table_has_is_taken_from_there(tmp_path, monkeypatch):
     write(tmp_path)
     _, first = complete(tmp_path, algorithms=["fedavg"], cells=["one"])
-    other = SETTINGS.replace("[cells.one]", '[cells."the same"]').replace("fedavg = {}", '"other name" = {algorithm = "fedavg"}')
+    other = SETTINGS.replace("[cells.one]", '[cells."the same"]').replace(
+        "fedavg = {}", '"other name" = {algorithm = "fedavg"}'
+    )
     write(tmp_path, other, name="other", printed="")
     write(tmp_path, "kind = 'table'\n[", name="broken", printed="")
     experiment = experiments.load(tmp_path, "other")
     keys = experiments.choose(experiment, cells=["the same"], algorithms=["other name"])
     monkeypatch.setattr(table, "run", lambda *arguments: pytest.fail("another table has it"))
     watcher, now = complete(tmp_path, name="other", cells=["the same"], algorithms=["other name"])
-    assert watcher.todo == 0 and [r["result"] for r in now.records] == [r["result"] for r in first.records]
+    assert watcher.todo == 0 and [r["result"] for r in now.records] == [
+        r["result"] for r in first.records
+    ]
     assert [r["key"] for r in now.records] == keys and {r["of"] for r in now.records} == {"small"}
     assert now.records[0]["command"] == first.records[0]["command"]
-    changed = replace(experiment, settings={**experiment.settings, "common": {**experiment.settings["common"], "lr": 0.01}})
+    changed = replace(
+        experiment,
+        settings={**experiment.settings, "common": {**experiment.settings["common"], "lr": 0.01}},
+    )
     with pytest.raises(pytest.fail.Exception):
         workbench.complete(changed, keys, 1, Silent())
 
@@ -208,7 +233,9 @@ def test_a_default_that_changes_makes_a_record_stale(tmp_path, monkeypatch):
     complete(tmp_path, cells=["one"], algorithms=["fedavg"])
     monkeypatch.setattr(FedAvg, "training", {"lr": 0.05})
     experiment = experiments.load(tmp_path, "small")
-    now = workbench.standing(experiment, experiments.choose(experiment, cells=["one"], algorithms=["fedavg"]))
+    now = workbench.standing(
+        experiment, experiments.choose(experiment, cells=["one"], algorithms=["fedavg"])
+    )
     assert [r["stale"] for r in now.stale] == [["lr"]] * 2
 
 
@@ -220,24 +247,45 @@ def test_a_setting_that_is_new_matters_only_where_it_is_not_what_there_was_befor
     assert records.changed(record, {"lr": 0.1, "new": 0}, effective) == []
     assert records.changed(record, {"lr": 0.1, "new": 1}, effective) == ["new"]
     assert records.changed(record, {"new": 0}, effective) == ["lr"]
-    assert records.changed(record, {"lr": 0.1, "new": 0}, lambda settings, names: settings) == ["new"]
+    assert records.changed(record, {"lr": 0.1, "new": 0}, lambda settings, names: settings) == [
+        "new"
+    ]
     assert records.changed({"settings": {"a": [1, 2]}}, {"a": (1, 2)}, effective) == []
 
 
 def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
-    now = {"niw.dof": "per_layer", "niw.relax": True, "niw.along": True, "niw.same_steps": True, "lr": 0.1}
+    now = {
+        "niw.dof": "per_layer",
+        "niw.relax": True,
+        "niw.along": True,
+        "niw.same_steps": True,
+        "lr": 0.1,
+    }
     record = {"settings": {"niw.dof": "per_layer", "niw.relax": True}}
     assert records.changed(record, now, cells.effective) == ["niw.along", "niw.same_steps"]
-    for other in ({"niw.relax": False, "niw.same_steps": False}, {"niw.dof": "full"}):  # where it does nothing
-        assert records.changed({"settings": record["settings"] | other}, now | other, cells.effective) == []
-        assert records.changed({"settings": now | other}, now | other | {"niw.along": False}, cells.effective) == []
+    for other in (
+        {"niw.relax": False, "niw.same_steps": False},
+        {"niw.dof": "full"},
+    ):  # where it does nothing
+        assert (
+            records.changed({"settings": record["settings"] | other}, now | other, cells.effective)
+            == []
+        )
+        assert (
+            records.changed(
+                {"settings": now | other}, now | other | {"niw.along": False}, cells.effective
+            )
+            == []
+        )
 
 
 def test_the_newest_valid_record_counts():
     key = {"seed": 0}
     kept = [{"key": key, "settings": {"a": a}, "result": n} for n, a in enumerate((1, 1, 2, 3))]
     for now, result, stale in ((1, 1, []), (2, 2, []), (9, 3, ["a"])):
-        (found,) = records.current(kept, [(key, {"a": now})], lambda settings, names: settings).values()
+        (found,) = records.current(
+            kept, [(key, {"a": now})], lambda settings, names: settings
+        ).values()
         assert (found["result"], found["stale"]) == (result, stale)
 
 
@@ -249,13 +297,27 @@ def test_choosing(tmp_path):
     write(tmp_path, SETTINGS.replace("niw = {}\n", "") + more)
     experiment = experiments.load(tmp_path, "small")
     assert len(experiments.choose(experiment)) == 2 * 3 * 3
-    assert {k["cell"] for k in experiments.choose(experiment, datasets=["digits"])} == {"one", "two epochs"}
-    assert {k["variant"] for k in experiments.choose(experiment, algorithms=["niw"])} == {"niw S=0", "niw S=5"}
-    assert {k["variant"] for k in experiments.choose(experiment, algorithms=["niw S=0"])} == {"niw S=0"}
+    assert {k["cell"] for k in experiments.choose(experiment, datasets=["digits"])} == {
+        "one",
+        "two epochs",
+    }
+    assert {k["variant"] for k in experiments.choose(experiment, algorithms=["niw"])} == {
+        "niw S=0",
+        "niw S=5",
+    }
+    assert {k["variant"] for k in experiments.choose(experiment, algorithms=["niw S=0"])} == {
+        "niw S=0"
+    }
     for wrong, says in (
-        ({"cells": ["ones"]}, r"--cell ones .did you mean 'one'..: small has one, two epochs, other"),
+        (
+            {"cells": ["ones"]},
+            r"--cell ones .did you mean 'one'..: small has one, two epochs, other",
+        ),
         ({"datasets": ["emnist"]}, r"--dataset emnist"),
-        ({"algorithms": ["mixture"]}, r"--algorithms mixture: small has niw S=0, fedavg, niw S=5, niw"),
+        (
+            {"algorithms": ["mixture"]},
+            r"--algorithms mixture: small has niw S=0, fedavg, niw S=5, niw",
+        ),
         ({"cells": ["one"], "datasets": ["mnist"]}, "--cell one: small has other"),
     ):
         with pytest.raises(InputError, match=says):
@@ -263,16 +325,22 @@ def test_choosing(tmp_path):
 
 
 def test_a_cell_may_have_seeds_and_variants_of_its_own(tmp_path):
-    settings = SETTINGS.replace("local_epochs = 2\n", 'local_epochs = 2\nseeds = [0, 5]\nonly = ["fedavg"]\n')
+    settings = SETTINGS.replace(
+        "local_epochs = 2\n", 'local_epochs = 2\nseeds = [0, 5]\nonly = ["fedavg"]\n'
+    )
     experiment = experiments.load(write(tmp_path, settings), "small")
     theirs = [key for key in experiments.choose(experiment) if key["cell"] == "two epochs"]
     assert [(key["variant"], key["seed"]) for key in theirs] == [("fedavg", 0), ("fedavg", 5)]
     assert len(experiments.choose(experiment)) == 2 * 3 + 2
-    assert experiment.resolved(theirs[0])["local_epochs"] == 2  # seeds and only are no settings of a run
+    assert (
+        experiment.resolved(theirs[0])["local_epochs"] == 2
+    )  # seeds and only are no settings of a run
     asked = experiments.choose(experiment.with_seeds([7]))
     assert {key["seed"] for key in asked} == {7} and len(asked) == 3 + 1
     write(tmp_path, settings.replace('only = ["fedavg"]', 'only = ["fedavgs"]'))
-    with pytest.raises(InputError, match=r"cell 'two epochs': only has 'fedavgs' .did you mean 'fedavg'"):
+    with pytest.raises(
+        InputError, match=r"cell 'two epochs': only has 'fedavgs' .did you mean 'fedavg'"
+    ):
         experiments.choose(experiments.load(tmp_path, "small"))
 
 
@@ -310,7 +378,21 @@ def test_the_folder_is_found_from_below(tmp_path, monkeypatch):
 
 def test_seeds_of_the_command_replace_those_of_the_file(tmp_path, run):
     write(tmp_path)
-    assert run("paper", "small", "--folder", tmp_path, "--cell", "one", "--algorithms", "fedavg", "--seeds", "7")[0] == 0
+    assert (
+        run(
+            "paper",
+            "small",
+            "--folder",
+            tmp_path,
+            "--cell",
+            "one",
+            "--algorithms",
+            "fedavg",
+            "--seeds",
+            "7",
+        )[0]
+        == 0
+    )
     assert [r["key"]["seed"] for r in lines(tmp_path)] == [7]
 
 
@@ -331,7 +413,17 @@ def test_tables_as_markdown():
     table = Table("a", Column("b", justify="right"), title="[bold]t[/bold]", caption="c")
     table.add_row("x|y", "[green]1[/green]")
     table.add_row("two\nlines", "2")
-    expected = ["**t**", "", "| a | b |", "| --- | ---: |", "| x\\|y | 1 |", "| two<br>lines | 2 |", "", "c", ""]
+    expected = [
+        "**t**",
+        "",
+        "| a | b |",
+        "| --- | ---: |",
+        "| x\\|y | 1 |",
+        "| two<br>lines | 2 |",
+        "",
+        "c",
+        "",
+    ]
     assert as_markdown(table).split("\n") == expected
 
 
@@ -347,16 +439,29 @@ def test_ours_beside_the_printed(tmp_path, run):
     ]
     mean, deviation = sum(values) / 2, abs(values[0] - values[1]) / 2**0.5
     assert f"{mean:.2f} ±{deviation:.2f}" in printed
-    for text in ("printed 97.80 ±0.12", "printed 97.16", "printed 98.00 ±1.50", "mean ranks", "Friedman"):
+    for text in (
+        "printed 97.80 ±0.12",
+        "printed 97.16",
+        "printed 98.00 ±1.50",
+        "mean ranks",
+        "Friedman",
+    ):
         assert text in printed
     _, printed = run("paper", "small", "--folder", tmp_path, "--show", "--algorithms", "fedavg")
     assert "printed 97.16" in printed and "printed 97.80" not in printed
 
 
 def test_printed_numbers_are_read(tmp_path):
-    write(tmp_path, printed="cell,algorithm,task,metric,mean,std\na,niw,up,formula,2d,\na,niw,global,accuracy,1.50,0.25\n")
+    write(
+        tmp_path,
+        printed="cell,algorithm,task,metric,mean,std\na,niw,up,formula,2d,\na,niw,global,accuracy,1.50,0.25\n",
+    )
     formula, number = experiments.load(tmp_path, "small").printed()
-    assert formula["mean"] == "2d" and formula["std"] is None and (number["mean"], number["std"]) == (1.5, 0.25)
+    assert (
+        formula["mean"] == "2d"
+        and formula["std"] is None
+        and (number["mean"], number["std"]) == (1.5, 0.25)
+    )
     write(tmp_path, printed="cell,method,mean\n")
     with pytest.raises(InputError, match=r"printed\.csv: its columns"):
         experiments.load(tmp_path, "small").printed()
@@ -365,8 +470,14 @@ def test_printed_numbers_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        ({"global": {"accuracy": 0.5, "nll": 1.0}, "personalised": {"accuracy": 0.75}}, "global 50.00 %, personalised 75.00 %"),
-        ({"global": {"rmse": 12.3456, "nll": 1.5}, "personalised": None}, "global RMSE 12.35, NLL 1.5"),
+        (
+            {"global": {"accuracy": 0.5, "nll": 1.0}, "personalised": {"accuracy": 0.75}},
+            "global 50.00 %, personalised 75.00 %",
+        ),
+        (
+            {"global": {"rmse": 12.3456, "nll": 1.5}, "personalised": None},
+            "global RMSE 12.35, NLL 1.5",
+        ),
     ],
 )
 def test_a_record_says_what_it_found_also_of_real_targets(result, says):
@@ -411,17 +522,27 @@ def test_processes_change_nothing(tmp_path):
     write(tmp_path / "b")
     complete(tmp_path / "a", cells=["one"], algorithms=["niw", "fedavg"])
     complete(tmp_path / "b", cells=["one"], algorithms=["niw", "fedavg"], processes=2)
-    a, b = ([plain(r) for r in sorted(lines(tmp_path / x), key=lambda r: records.identity(r["key"]))] for x in "ab")
+    a, b = (
+        [plain(r) for r in sorted(lines(tmp_path / x), key=lambda r: records.identity(r["key"]))]
+        for x in "ab"
+    )
     assert len(a) == 4 and a == b
 
 
 def test_errors_come_back_from_processes(tmp_path):
-    job = jobs.Job("fedhb_paper.table", {"cells": {"c": {"dataset": "nosuch"}}, "variants": {"niw": {}}}, {}, tmp_path)
+    job = jobs.Job(
+        "fedhb_paper.table",
+        {"cells": {"c": {"dataset": "nosuch"}}, "variants": {"niw": {}}},
+        {},
+        tmp_path,
+    )
     keys = [{"cell": "c", "variant": "niw", "seed": seed} for seed in (0, 1)]
     with pytest.raises(InputError, match="unknown data set 'nosuch'"):
         list(jobs.perform([replace(job, key=key) for key in keys], 2, lambda *told: None))
     with pytest.raises(RuntimeError, match="KeyError"):
-        list(jobs.perform([replace(job, key={"cell": c}) for c in ("x", "y")], 2, lambda *told: None))
+        list(
+            jobs.perform([replace(job, key={"cell": c}) for c in ("x", "y")], 2, lambda *told: None)
+        )
 
 
 LONG = f"""
@@ -452,14 +573,36 @@ def children(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
-@pytest.mark.parametrize(("count", "how"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("count", "how"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)]
+)
 def test_killed_work_goes_on_from_its_checkpoint(tmp_path, count, how):
     """A process is killed in the middle of training. Its children end too, and what was trained is not trained again."""
     write(tmp_path, LONG, printed="")
-    command = [sys.executable, "-m", "fedhb", "paper", "small", "--folder", str(tmp_path), "--jobs", str(count)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "fedhb",
+        "paper",
+        "small",
+        "--folder",
+        str(tmp_path),
+        "--jobs",
+        str(count),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     until = time.monotonic() + 60
-    while len({path.parent for path in (tmp_path / "small").glob(".unfinished/*/checkpoint/round-*.json")}) < count:
+    while (
+        len(
+            {
+                path.parent
+                for path in (tmp_path / "small").glob(".unfinished/*/checkpoint/round-*.json")
+            }
+        )
+        < count
+    ):
         assert process.poll() is None and time.monotonic() < until, "no checkpoint"
         time.sleep(0.02)
     below = children(process.pid)
@@ -484,7 +627,9 @@ def test_killed_work_goes_on_from_its_checkpoint(tmp_path, count, how):
             raise Stop
 
     with pytest.raises(Stop):
-        workbench.complete(experiment, experiments.choose(experiment, algorithms=["fedavg"]), 1, Watcher())
+        workbench.complete(
+            experiment, experiments.choose(experiment, algorithms=["fedavg"]), 1, Watcher()
+        )
     assert int(told[0].split()[1].split("/")[0]) >= 50
 
 

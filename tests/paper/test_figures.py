@@ -84,13 +84,17 @@ def test_a_parameter_of_the_variants_makes_a_figure(tmp_path, monkeypatch, capsy
     code, said = command(monkeypatch, capsys, "k", "--folder", folder)
     assert code == 0 and "figures in" in said
     names = {path.name for path in (folder / "k/figures").iterdir()}
-    assert names == {f"digits-{task}.{kind}" for task in ("global", "personalised") for kind in ("png", "svg")}
+    assert names == {
+        f"digits-{task}.{kind}" for task in ("global", "personalised") for kind in ("png", "svg")
+    }
     assert (folder / "k/figures/digits-global.png").read_bytes().startswith(b"\x89PNG")
     svg = (folder / "k/figures/digits-global.svg").read_text()
     assert "mixture, printed" in svg and "fedbabu" in svg and "<dc:title>" in svg
     figures, records = found(folder, "k")
     lines = {series.name: series for series in figures["digits-global"].series}
-    values = [r["result"]["global"]["accuracy"] for r in records if r["key"]["variant"] == "mixture K=2"]
+    values = [
+        r["result"]["global"]["accuracy"] for r in records if r["key"]["variant"] == "mixture K=2"
+    ]
     assert lines["mixture"].x == ["1", "2", "3"]
     assert lines["mixture"].y[1] == pytest.approx(np.mean(values))
     assert lines["mixture"].spread[1] == pytest.approx(np.std(values, ddof=1))
@@ -98,13 +102,29 @@ def test_a_parameter_of_the_variants_makes_a_figure(tmp_path, monkeypatch, capsy
     assert len(set(lines["fedbabu"].y)) == 1  # a level, whatever K
 
 
-def test_figures_have_all_records_also_when_few_are_asked_for_and_the_same_bytes(tmp_path, monkeypatch, capsys):
+def test_figures_have_all_records_also_when_few_are_asked_for_and_the_same_bytes(
+    tmp_path, monkeypatch, capsys
+):
     folder = write(tmp_path, PARAMETER, "k", PRINTED)
     command(monkeypatch, capsys, "k", "--folder", folder)
     path = folder / "k/figures/digits-global.svg"
     before = {one.name: one.read_bytes() for one in path.parent.iterdir()}
     path.unlink()
-    assert command(monkeypatch, capsys, "k", "--folder", folder, "--show", "--seeds", 0, "--algorithms", "fedbabu")[0] == 0
+    assert (
+        command(
+            monkeypatch,
+            capsys,
+            "k",
+            "--folder",
+            folder,
+            "--show",
+            "--seeds",
+            0,
+            "--algorithms",
+            "fedbabu",
+        )[0]
+        == 0
+    )
     assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == before
 
 
@@ -118,14 +138,23 @@ def test_curves_of_convergence(tmp_path, monkeypatch, capsys):
     assert line.y == pytest.approx(np.mean(curves, axis=0).tolist()) and line.x == [1, 2, 3]
 
 
-def test_what_is_recorded_with_a_part_of_the_rounds_or_at_another_width_is_drawn(tmp_path, monkeypatch, capsys):
+def test_what_is_recorded_with_a_part_of_the_rounds_or_at_another_width_is_drawn(
+    tmp_path, monkeypatch, capsys
+):
     folder = write(tmp_path, CONVERGENCE, "c", "")
     asked = ("c", "--folder", folder, "--rounds", 0.67, "--cell", "all", "--seeds", 0)
     code, said = command(monkeypatch, capsys, *asked)
     assert code == 0 and "4 figures in" in said
     svg = (folder / "c/figures/niw-loss.svg").read_text()
-    assert "niw, all rounds=0.67</dc:title>" in svg and "half" not in svg  # no legend tells what a single line is
-    folder = write(tmp_path / "other", PARAMETER.replace("[variants]", "[cells.more]\ndataset = 'digits'\n[variants]"), "k", "")
+    assert (
+        "niw, all rounds=0.67</dc:title>" in svg and "half" not in svg
+    )  # no legend tells what a single line is
+    folder = write(
+        tmp_path / "other",
+        PARAMETER.replace("[variants]", "[cells.more]\ndataset = 'digits'\n[variants]"),
+        "k",
+        "",
+    )
     asked = ("k", "--folder", folder, "--rounds", 0.67, "--cell", "digits", "--seeds", 0)
     assert command(monkeypatch, capsys, *asked)[0] == 0
     names = {path.stem for path in (folder / "k/figures").iterdir()}
@@ -133,15 +162,23 @@ def test_what_is_recorded_with_a_part_of_the_rounds_or_at_another_width_is_drawn
 
 
 def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
-    folder = write(tmp_path, CONVERGENCE.replace("seeds = [0, 1]", "seeds = [0]\nepochs = [1, 3]"), "c", "")
+    folder = write(
+        tmp_path, CONVERGENCE.replace("seeds = [0, 1]", "seeds = [0]\nepochs = [1, 3]"), "c", ""
+    )
     code, said = command(monkeypatch, capsys, "c", "--folder", folder)
     figures, records = found(folder, "c")
     line = next(s for s in figures["half-personalisation-accuracy"].series if s.name == "niw")
     result = next(r["result"] for r in records if r["key"]["cell"] == "half")
     assert code == 0 and "accuracy by epochs of personalisation" in said
-    assert line.x == [0, 1, 3] and line.y[0] == result["global"]["accuracy"] and line.y[2] == result["after"]["3"]["accuracy"]
+    assert (
+        line.x == [0, 1, 3]
+        and line.y[0] == result["global"]["accuracy"]
+        and line.y[2] == result["after"]["3"]["accuracy"]
+    )
     assert result["after"]["1"]["nll"] != result["after"]["3"]["nll"]
-    chosen = settings_of(experiments.load(folder, "c").settings, {"cell": "half", "variant": "niw", "seed": 0})
+    chosen = settings_of(
+        experiments.load(folder, "c").settings, {"cell": "half", "variant": "niw", "seed": 0}
+    )
     for epochs in (1, 3):  # one of them as the run itself personalises
         run = train(replace(chosen, personal_epochs=epochs), None, progress=False)
         assert run.result["personalised"] == result["after"][str(epochs)]
@@ -154,19 +191,28 @@ def test_novel_users(tmp_path, monkeypatch, capsys):
     line = next(s for s in figures["digits-accuracy"].series if s.name == "niw")
     result = next(r["result"] for r in records if r["key"]["variant"] == "niw")
     assert line.x == ["none", "2", "5"]
-    assert line.y[0] == result["before"]["accuracy"] and line.y[2] == result["after"]["5"]["accuracy"]
+    assert (
+        line.y[0] == result["before"]["accuracy"] and line.y[2] == result["after"]["5"]["accuracy"]
+    )
 
 
 def test_the_theorems_are_drawn_from_their_records(tmp_path):
     """From the records of the repository: the printed bound is broken where rounds are long, and nowhere else."""
     figures, _ = found(ROOT / "experiments", "theorem_convergence")
-    assert set(figures) == {"gaussian", "gaussian-minibatch", "ill-scaled", "logistic", "long-rounds"}
+    assert set(figures) == {
+        "gaussian",
+        "gaussian-minibatch",
+        "ill-scaled",
+        "logistic",
+        "long-rounds",
+    }
     for name, figure in figures.items():
         lines = {s.name: s for s in figure.series}
         over = [
             label
             for label, s in lines.items()
-            if not s.faint and any(g > b for g, b in zip(s.y, lines[f"{label}, bound"].y, strict=True))
+            if not s.faint
+            and any(g > b for g, b in zip(s.y, lines[f"{label}, bound"].y, strict=True))
         ]
         assert over == (["rounds, N_f = 1"] if name == "long-rounds" else [])
     figures, _ = found(ROOT / "experiments", "theorem_generalisation")
@@ -178,7 +224,10 @@ def test_the_theorems_are_drawn_from_their_records(tmp_path):
 
 def test_a_diverged_or_stale_record_is_not_drawn():
     key = {"cell": "c", "variant": "v", "seed": 0}
-    records = [{"key": key, "result": {"diverged": "x"}}, {"key": key, "result": {"a": 1}, "stale": ["lr"]}]
+    records = [
+        {"key": key, "result": {"diverged": "x"}},
+        {"key": key, "result": {"a": 1}, "stale": ["lr"]},
+    ]
     assert pictures.of(records, "c", "v") == []
 
 
@@ -190,5 +239,12 @@ def test_tables_do_not_need_matplotlib(tmp_path, monkeypatch, capsys):
 
 
 def test_bars_and_missing_values(tmp_path):
-    figure = Figure("b", "bars", "x", "y", [Series("a", ["p", "q"], [1.0, None]), Series("b", ["q"], [2.0], [0.1])], kind="bars")
+    figure = Figure(
+        "b",
+        "bars",
+        "x",
+        "y",
+        [Series("a", ["p", "q"], [1.0, None]), Series("b", ["q"], [2.0], [0.1])],
+        kind="bars",
+    )
     assert [path.name for path in draw(figure, tmp_path)] == ["b.png", "b.svg"]

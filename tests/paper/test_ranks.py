@@ -22,7 +22,9 @@ def test_friedman_by_hand():
     result = ranks.compare([[0.9, 0.8, 0.7], [0.6, 0.5, 0.4], [0.1, 0.2, 0.0]])
     assert result.ranks == pytest.approx([4 / 3, 5 / 3, 3])
     assert result.chi2 == pytest.approx(14 / 3)
-    assert result.p == pytest.approx(math.exp(-14 / 6))  # the tail of a chi2 with two degrees of freedom
+    assert result.p == pytest.approx(
+        math.exp(-14 / 6)
+    )  # the tail of a chi2 with two degrees of freedom
     assert result.critical == pytest.approx(2.343 * math.sqrt(12 / 18))
     assert result.blocks == 3
 
@@ -32,7 +34,9 @@ def test_friedman_is_scipys(rounding):
     scores = np.round(np.random.default_rng(0).random((12, 5)), rounding)  # one digit: many ties
     result = ranks.compare(scores.tolist())
     theirs = stats.friedmanchisquare(*scores.T)
-    assert result.chi2 == pytest.approx(theirs.statistic) and result.p == pytest.approx(theirs.pvalue)
+    assert result.chi2 == pytest.approx(theirs.statistic) and result.p == pytest.approx(
+        theirs.pvalue
+    )
     assert result.ranks == pytest.approx(stats.rankdata(-scores, axis=1).mean(0))
 
 
@@ -43,5 +47,7 @@ def test_no_difference():
 
 def test_critical_values_are_those_of_the_studentised_range():
     for k in (2, 3, 10, 13, 20):
-        assert ranks.Q[k - 2] == pytest.approx(stats.studentized_range.ppf(0.95, k, np.inf) / math.sqrt(2), abs=1e-3)
+        assert ranks.Q[k - 2] == pytest.approx(
+            stats.studentized_range.ppf(0.95, k, np.inf) / math.sqrt(2), abs=1e-3
+        )
     assert ranks.compare([[float(j) for j in range(21)]] * 2).critical is None

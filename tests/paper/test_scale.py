@@ -80,7 +80,11 @@ def test_a_scaled_cell_has_its_width_and_its_share_of_the_rounds(folder):
 
 def test_cells_are_chosen_by_their_parts(folder):
     experiment = experiments.load(folder, "small")
-    assert cells_of(experiment, "s=4,f=0.5,tau=1") == ["s=4 f=0.5 tau=1"] == cells_of(experiment, "tau=1 f=0.5")
+    assert (
+        cells_of(experiment, "s=4,f=0.5,tau=1")
+        == ["s=4 f=0.5 tau=1"]
+        == cells_of(experiment, "tau=1 f=0.5")
+    )
     assert cells_of(experiment, "tau=1") == ["s=4 f=0.5 tau=1", "s=4 f=1.0 tau=1"]
     assert cells_of(experiment, "tau=2", "f=1.0") == ["s=4 f=0.5 tau=2", "s=4 f=1.0 tau=1"]
     narrow = experiment.scaled([Scale(), Scale(0.25)])
@@ -90,31 +94,73 @@ def test_cells_are_chosen_by_their_parts(folder):
         experiments.choose(experiment, cells=["s=4,tau=3"])
 
 
-def test_records_of_several_widths_live_side_by_side(folder, run):  # noqa: F811
-    words = ("paper", "small", "--folder", folder, "--cell", "s=4,f=0.5,tau=1", "--algorithms", "fedavg,fedbabu")
+def test_records_of_several_widths_live_side_by_side(folder, run):
+    words = (
+        "paper",
+        "small",
+        "--folder",
+        folder,
+        "--cell",
+        "s=4,f=0.5,tau=1",
+        "--algorithms",
+        "fedavg,fedbabu",
+    )
     code, printed = run(*words, "--width", "0.5")
-    assert code == 0 and "s=4 f=0.5 tau=1 width=0.5" in printed and "printed 97.16" in printed and "4 rounds, seed 0" in printed
+    assert (
+        code == 0
+        and "s=4 f=0.5 tau=1 width=0.5" in printed
+        and "printed 97.16" in printed
+        and "4 rounds, seed 0" in printed
+    )
     code, printed = run(*words, "--width", "0.5")
     assert "2 of 2 records are there" in printed and len(lines(folder)) == 2  # nothing is run again
     assert run(*words, "--rounds", "0.5", "--seeds", "3")[0] == 0
     code, printed = run(*words)
     assert len(lines(folder)) == 6
-    for text in ("0 of 2 records are there", "width=0.5", "rounds=0.5", "2 rounds, seed 3", "4 rounds, seed 0"):
+    for text in (
+        "0 of 2 records are there",
+        "width=0.5",
+        "rounds=0.5",
+        "2 rounds, seed 3",
+        "4 rounds, seed 0",
+    ):
         assert text in printed
     assert printed.count("printed 97.16") == 3  # beside each of them
     assert [r["settings"]["rounds"] for r in lines(folder)] == [4, 4, 2, 2, 4, 4]
     _, printed = run(*words, "--show", "--width", "1")
-    assert "4 rounds, seed 0" in printed and printed.count("printed 97.16") == 1  # the full width, asked for, is shown alone
+    assert (
+        "4 rounds, seed 0" in printed and printed.count("printed 97.16") == 1
+    )  # the full width, asked for, is shown alone
     _, printed = run("paper", "small", "--folder", folder, "--show", "--algorithms", "fedavg")
     assert "1 of 3 records are there" in printed and "width=0.5" in printed
     _, printed = run("paper", "--folder", folder)
-    assert "2 of 6" in printed and "also recorded: width 0.5" in printed and "also recorded: rounds 0.5" in printed
+    assert (
+        "2 of 6" in printed
+        and "also recorded: width 0.5" in printed
+        and "also recorded: rounds 0.5" in printed
+    )
 
 
-def test_the_command_of_a_scaled_record_makes_it_again(folder, run):  # noqa: F811
-    assert run("paper", "small", "--folder", folder, "--cell", "tau=2", "--width", "0.25", "--rounds", "0.5")[0] == 0
+def test_the_command_of_a_scaled_record_makes_it_again(folder, run):
+    assert (
+        run(
+            "paper",
+            "small",
+            "--folder",
+            folder,
+            "--cell",
+            "tau=2",
+            "--width",
+            "0.25",
+            "--rounds",
+            "0.5",
+        )[0]
+        == 0
+    )
     record = lines(folder)[1]
-    assert record["command"].endswith("--cell 's=4 f=0.5 tau=2' --algorithms fedavg --seeds 0 --width 0.25 --rounds 0.5")
+    assert record["command"].endswith(
+        "--cell 's=4 f=0.5 tau=2' --algorithms fedavg --seeds 0 --width 0.25 --rounds 0.5"
+    )
     (folder / "small/records.jsonl").unlink()
     assert run(*shlex.split(record["command"])[1:], "--folder", folder)[0] == 0
     assert [plain(r) for r in lines(folder)] == [plain(record)]
@@ -124,8 +170,16 @@ def test_seeds_are_named_where_they_differ(folder):
     records = [
         {
             "key": {"cell": "c", "variant": variant, "seed": seed},
-            "result": {"global": {"accuracy": 0.5, "nll": 1.0, "ece": 0.1}, "dataset": "Digits (again)"},
-            "settings": {"rounds": 5, "model": "mobilenet", "model.width": 0.25, "dataset": "digits"},
+            "result": {
+                "global": {"accuracy": 0.5, "nll": 1.0, "ece": 0.1},
+                "dataset": "Digits (again)",
+            },
+            "settings": {
+                "rounds": 5,
+                "model": "mobilenet",
+                "model.width": 0.25,
+                "dataset": "digits",
+            },
         }
         for variant, seed in (("a", 0), ("a", 1), ("b", 0))
     ]
@@ -135,10 +189,14 @@ def test_seeds_are_named_where_they_differ(folder):
     assert [column.header for column in found.columns] == ["", "accuracy", "nll", "ece"]
     assert list(found.columns[1].cells) == ["50.00 ±0.00 (seeds 0,1)", "50.00 (seed 0)"]
     found = table.tables(settings, [], records[:2])[0]
-    assert found.title.endswith("5 rounds, seeds 0,1") and list(found.columns[1].cells) == ["50.00 ±0.00"]
+    assert found.title.endswith("5 rounds, seeds 0,1") and list(found.columns[1].cells) == [
+        "50.00 ±0.00"
+    ]
     other = [{**record, "key": {**record["key"], "cell": "d"}} for record in records[:2]]
     found = table.tables({**settings, "cells": {"c": {}, "d": {}}}, [], records[:2] + other)[0]
-    assert found.title == "global prediction: accuracy" and found.columns[2].header.startswith("d\nDigits")
+    assert found.title == "global prediction: accuracy" and found.columns[2].header.startswith(
+        "d\nDigits"
+    )
 
 
 # ---- images that no client has
@@ -154,13 +212,20 @@ def test_clean_images_are_predicted_in_the_record(folder, monkeypatch):
     monkeypatch.setattr(workbench, "lacking", lambda settings: {})
     _, now = complete(folder, cells=["s=4 f=0.5 tau=1"])
     found = {r["key"]["variant"]: r for r in now.records}["fedavg"]
-    assert found["settings"]["clean"] == "other" and set(found["result"]["clean"]) == {"accuracy", "nll", "brier", "ece"}
+    assert found["settings"]["clean"] == "other" and set(found["result"]["clean"]) == {
+        "accuracy",
+        "nll",
+        "brier",
+        "ece",
+    }
     assert 0.1 < found["result"]["clean"]["accuracy"] <= 1
     _, printed = "", [t.title for t in table.tables(now_settings(folder), [], now.records)]
     assert any("which no client has: " in str(title) for title in printed)
     (folder / "small/settings.toml").write_text(SETTINGS)
     experiment = experiments.load(folder, "small")
-    stale = workbench.standing(experiment, experiments.choose(experiment, cells=["s=4 f=0.5 tau=1"])).stale
+    stale = workbench.standing(
+        experiment, experiments.choose(experiment, cells=["s=4 f=0.5 tau=1"])
+    ).stale
     assert [record["stale"] for record in stale] == [["clean"]] * 2
 
 
@@ -194,7 +259,9 @@ def test_clean_metrics_are_those_of_the_whole_set_in_batches():
         rng = None
 
     x = np.arange(1000).reshape(-1, 1)
-    y = np.where(np.arange(1000) < 250, np.arange(1000), -1)  # sorted: batches in their order would be all right or all wrong
+    y = np.where(
+        np.arange(1000) < 250, np.arange(1000), -1
+    )  # sorted: batches in their order would be all right or all wrong
     found = clean_images.metrics(Run(), Dataset("d", Examples(x, y), Examples(x[:0], y[:0]), 10))
     assert found == {"accuracy": 0.25, "count": 1000} and sizes == [128] * 7 + [104]
     assert torch.get_num_threads() >= 1 and json.dumps(found)

@@ -19,9 +19,14 @@ def with_rounds(source, path, seed, rounds, **more):
     """A run that has so far recorded these rounds, with the round's number as loss."""
     path.mkdir(parents=True)
     record = json.loads((source / "rounds.jsonl").read_text().splitlines()[0])
-    (path / "settings.toml").write_text((source / "settings.toml").read_text().replace("seed = 0", f"seed = {seed}"))
+    (path / "settings.toml").write_text(
+        (source / "settings.toml").read_text().replace("seed = 0", f"seed = {seed}")
+    )
     (path / "problem.json").write_text((source / "problem.json").read_text())
-    lines = [record | {"round": k, "loss": float(k), "down_bytes": 10**6, "up_bytes": 0} | more for k in rounds]
+    lines = [
+        record | {"round": k, "loss": float(k), "down_bytes": 10**6, "up_bytes": 0} | more
+        for k in rounds
+    ]
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -33,7 +38,11 @@ def test_runs_of_different_lengths_are_averaged_by_round(source, tmp_path):
     late = with_rounds(source, tmp_path / "d", 3, range(500, 601))
     (method,) = run_data.read([none, long, short, late])
     *runs, mean = curves.method_lines(method, "loss")
-    assert [line.name for line in runs] == ["fedavg, seed 1", "fedavg, seed 2", "fedavg, seed 3"] and mean.name == "fedavg"
+    assert [line.name for line in runs] == [
+        "fedavg, seed 1",
+        "fedavg, seed 2",
+        "fedavg, seed 3",
+    ] and mean.name == "fedavg"
     for line in (*runs, mean):
         assert list(line.y) == line.x["round"]  # what was recorded of a round is shown at it
     assert mean.x["round"][0] == 1 and mean.x["round"][-1] == 1000 and len(mean.x["round"]) <= 641
@@ -42,18 +51,31 @@ def test_runs_of_different_lengths_are_averaged_by_round(source, tmp_path):
 
 
 def titles(*paths):
-    return {plot["id"]: (plot["title"], plot["y"]["percent"]) for plot in curves.plots(run_data.read(paths))}
+    return {
+        plot["id"]: (plot["title"], plot["y"]["percent"])
+        for plot in curves.plots(run_data.read(paths))
+    }
 
 
 def test_a_score_is_called_what_it_is(source, tmp_path):
-    classes = with_rounds(source, tmp_path / "a", 0, [1, 2])  # not evaluated: no result tells that these are accuracies
-    assert titles(classes)["curve-score"] == ("Accuracy", True) and "curve-error" not in titles(classes)
+    classes = with_rounds(
+        source, tmp_path / "a", 0, [1, 2]
+    )  # not evaluated: no result tells that these are accuracies
+    assert titles(classes)["curve-score"] == ("Accuracy", True) and "curve-error" not in titles(
+        classes
+    )
     sites = finished.regression(tmp_path / "b/r")
     assert titles(sites)["curve-error"] == ("Squared error", False)
     both = titles(classes, sites)
-    assert both["curve-score"] == ("Accuracy", True) and both["curve-error"] == ("Squared error", False)
+    assert both["curve-score"] == ("Accuracy", True) and both["curve-error"] == (
+        "Squared error",
+        False,
+    )
     (classes / "problem.json").unlink()
     assert titles(classes)["curve-other"] == ("Score", False)
     (source / "problem.json").rename(source / "kept")
-    assert titles(source)["curve-score"] == ("Accuracy", True)  # of an older version: by its metrics
+    assert titles(source)["curve-score"] == (
+        "Accuracy",
+        True,
+    )  # of an older version: by its metrics
     (source / "kept").rename(source / "problem.json")

@@ -41,7 +41,9 @@ def page(compared, tmp_path_factory):
 
 
 def data_of(text):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S).group(1))
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S).group(1)
+    )
 
 
 def words_of(text):
@@ -57,9 +59,13 @@ def result_of(folder, name, seed):
 def test_the_table_has_means_deviations_and_the_best_in_bold(compared, page):
     means = {}
     for name in ("niw", "mixture", "fedavg"):
-        values = [100 * result_of(compared, name, seed)["personalised"]["accuracy"] for seed in (0, 1)]
+        values = [
+            100 * result_of(compared, name, seed)["personalised"]["accuracy"] for seed in (0, 1)
+        ]
         means[name] = statistics.fmean(values)
-        row = re.search(rf'<th scope="row"><span[^>]*></span>{name}</th>(.*?)</tr>', page, re.S).group(1)
+        row = re.search(
+            rf'<th scope="row"><span[^>]*></span>{name}</th>(.*?)</tr>', page, re.S
+        ).group(1)
         cell = re.findall(r"<td.*?</td>", row)[4]
         assert f"{means[name]:.2f}" in cell and f"±{statistics.stdev(values):.2f}" in cell
         means[name] = (means[name], "<strong>" in cell)
@@ -71,7 +77,9 @@ def test_a_personal_model_is_not_the_best_global_prediction(compared, tmp_path):
     finished.one(tmp_path / "fedpop", "fedpop", fraction=1.0)
     write([compared, tmp_path / "fedpop"], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    row = re.search(r'<th scope="row"><span[^>]*></span>fedpop.*?</th>(.*?)</tr>', text, re.S).group(1)
+    row = re.search(
+        r'<th scope="row"><span[^>]*></span>fedpop.*?</th>(.*?)</tr>', text, re.S
+    ).group(1)
     assert not any("<strong>" in cell for cell in re.findall(r"<td.*?</td>", row)[:4])
     assert "fedpop with heads of their own" in words_of(text)
     assert "of their own" not in words_of(write_page(compared, tmp_path))
@@ -93,9 +101,16 @@ def test_the_sentence_says_what_was_run(page):
 
 def test_every_section_has_its_plots(page):
     found = {plot["id"]: plot for plot in data_of(page)["plots"]}
-    assert {"curve-loss", "curve-score", "curve-negative_elbo", "labels", "scatter", "bars", "reliability", "confidence"} <= set(
-        found
-    )
+    assert {
+        "curve-loss",
+        "curve-score",
+        "curve-negative_elbo",
+        "labels",
+        "scatter",
+        "bars",
+        "reliability",
+        "confidence",
+    } <= set(found)
     assert {"rejection", "entropy", "layers", "prototypes", "use", "skill", "map"} <= set(found)
     for plot in found.values():
         assert plot["title"] and plot["alt"] and f'id="plot-{plot["id"]}"' in page
@@ -106,15 +121,32 @@ def test_every_section_has_its_plots(page):
 
 
 def test_curves_are_those_of_the_runs(compared, page):
-    rounds = [[json.loads(line) for line in (compared / f"niw-seed{k}/rounds.jsonl").read_text().splitlines()] for k in (0, 1)]
+    rounds = [
+        [
+            json.loads(line)
+            for line in (compared / f"niw-seed{k}/rounds.jsonl").read_text().splitlines()
+        ]
+        for k in (0, 1)
+    ]
     mean = next(s for s in data_of(page)["plots"][0]["series"] if s["name"] == "niw")
-    assert mean["y"] == pytest.approx([(a["loss"] + b["loss"]) / 2 for a, b in zip(*rounds, strict=True)], rel=1e-4)
+    assert mean["y"] == pytest.approx(
+        [(a["loss"] + b["loss"]) / 2 for a, b in zip(*rounds, strict=True)], rel=1e-4
+    )
     sent = np.cumsum([r["down_bytes"] + r["up_bytes"] for r in rounds[0]]) / 1e6
-    assert mean["x"]["sent"] == pytest.approx(sent, rel=1e-4) and mean["x"]["round"] == [1, 2, 3, 4, 5, 6]
+    assert mean["x"]["sent"] == pytest.approx(sent, rel=1e-4) and mean["x"]["round"] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def test_the_page_stands_alone(page):
-    own = re.sub(r"<script>.*?</script>", "", page, count=1, flags=re.S)  # the library's text has addresses that it never calls
+    own = re.sub(
+        r"<script>.*?</script>", "", page, count=1, flags=re.S
+    )  # the library's text has addresses that it never calls
     assert not re.search(r'(src|href)="(?!#|data:)', own)
     assert "http" not in re.sub(r"<script.*?</script>", "", own, flags=re.S)
     assert len(page) < 2_000_000
@@ -150,9 +182,17 @@ def test_old_and_unfinished_runs_have_a_page_that_says_so(compared, tmp_path):
     write([tmp_path / "c"], tmp_path / "p.html")
     text = (tmp_path / "p.html").read_text()
     words = words_of(text)
-    assert "Not finished: niw-seed1 (round 6)" in words and "have no evaluation.json" in words and "left out" in words
+    assert (
+        "Not finished: niw-seed1 (round 6)" in words
+        and "have no evaluation.json" in words
+        and "left out" in words
+    )
     names = {plot["id"] for plot in data_of(text)["plots"]}
-    assert {"curve-loss", "scatter", "bars"} <= names and not names & {"labels", "map", "reliability"}
+    assert {"curve-loss", "scatter", "bars"} <= names and not names & {
+        "labels",
+        "map",
+        "reliability",
+    }
 
 
 def test_a_run_before_its_first_evaluation(tmp_path):
@@ -168,7 +208,10 @@ def test_the_same_method_with_other_settings_has_a_name_of_its_own(tmp_path):
     b = finished.one(tmp_path / "b", "niw", niw={"kl_weight": 1.0})
     methods = run_data.read([a, b])
     assert [m.name for m in methods] == ["niw kl_weight=0.0", "niw kl_weight=1.0"]
-    assert methods[0].style.colour == methods[1].style.colour and methods[0].style.dash != methods[1].style.dash
+    assert (
+        methods[0].style.colour == methods[1].style.colour
+        and methods[0].style.dash != methods[1].style.dash
+    )
 
 
 @pytest.mark.parametrize("place", ["names", "sizes", "metrics", "main metric"])
@@ -186,7 +229,11 @@ def test_names_from_data_cannot_break_the_page(tmp_path, place):
         result["global"][bad] = result["personalised"][bad] = 0.5
     else:
         per_client = result["per_client"]
-        result["per_client"] = {key.replace("accuracy", bad): value for key, value in per_client.items() if key != "client"}
+        result["per_client"] = {
+            key.replace("accuracy", bad): value
+            for key, value in per_client.items()
+            if key != "client"
+        }
     del evaluation["checksum"]
     (path / "evaluation.json").write_text(json.dumps(evaluation))
     RunFolder(path).write_result(json.dumps(result).encode())
@@ -196,7 +243,13 @@ def test_names_from_data_cannot_break_the_page(tmp_path, place):
 
 def paper_run(**changes):
     """A run of a cell of the paper, or one with other settings, before its first round."""
-    cell = {"dataset": "fashion-mnist", "num_clients": 100, "shards_per_client": 5, "fraction": 0.1, "rounds": 100}
+    cell = {
+        "dataset": "fashion-mnist",
+        "num_clients": 100,
+        "shards_per_client": 5,
+        "fraction": 0.1,
+        "rounds": 100,
+    }
     settings = tomllib.loads(Settings.resolve(cell | changes, {}).to_toml({}))
     return run_data.RunData(Path("r"), settings, "", [], None, None)
 
@@ -248,9 +301,13 @@ def test_the_caption_tells_of_another_split_than_test(compared, page, tmp_path):
     assert "at the last round; ±" in words_of(page)
     a = finished.one(tmp_path / "a", "fedavg", rounds=1, validation=0.2, evaluate_on="validation")
     write([a], tmp_path / "p.html")
-    assert "at the last round, on validation examples." in words_of((tmp_path / "p.html").read_text())
+    assert "at the last round, on validation examples." in words_of(
+        (tmp_path / "p.html").read_text()
+    )
     write([a, compared / "niw-seed0"], tmp_path / "p.html")
-    assert "on validation examples (fedavg) and test examples (niw)" in words_of((tmp_path / "p.html").read_text())
+    assert "on validation examples (fedavg) and test examples (niw)" in words_of(
+        (tmp_path / "p.html").read_text()
+    )
 
 
 def test_a_hundred_clients_and_many_rounds_stay_small(compared, tmp_path):
@@ -258,36 +315,57 @@ def test_a_hundred_clients_and_many_rounds_stay_small(compared, tmp_path):
     rng = np.random.default_rng(0)
     source = compared / "mixture-seed0"
     record = json.loads((source / "rounds.jsonl").read_text().splitlines()[-1])
-    evaluation, result = (json.loads((source / f"{name}.json").read_text()) for name in ("evaluation", "result"))
+    evaluation, result = (
+        json.loads((source / f"{name}.json").read_text()) for name in ("evaluation", "result")
+    )
     del evaluation["checksum"]
     N = 100
-    evaluation["clients"] = {"client": list(range(N)), "sizes": [600] * N, "labels": rng.integers(0, 200, (N, 10)).tolist()}
+    evaluation["clients"] = {
+        "client": list(range(N)),
+        "sizes": [600] * N,
+        "labels": rng.integers(0, 200, (N, 10)).tolist(),
+    }
     evaluation["sketches"] = rng.normal(size=(N, 64)).tolist()
     for key in ("responsibilities", "gate"):
         evaluation["posterior"][key] = rng.dirichlet([1, 1], N).tolist()
-    accuracy = {f"{task}_accuracy": rng.uniform(size=N).tolist() for task in ("global", "personalised")}
+    accuracy = {
+        f"{task}_accuracy": rng.uniform(size=N).tolist() for task in ("global", "personalised")
+    }
     result["per_client"] = {"client": list(range(N)), **accuracy}
     for name in ALGORITHMS:
         folder = tmp_path / f"c/{name}-seed0"
         folder.mkdir(parents=True)
-        (folder / "settings.toml").write_text((source / "settings.toml").read_text().replace('"mixture"', f'"{name}"'))
+        (folder / "settings.toml").write_text(
+            (source / "settings.toml").read_text().replace('"mixture"', f'"{name}"')
+        )
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
         (folder / "result.json").write_text(json.dumps(result | {"algorithm": name}))
-        lines = (json.dumps(record | {"round": k + 1, "loss": rng.uniform(), "score": rng.uniform()}) for k in range(320))
+        lines = (
+            json.dumps(record | {"round": k + 1, "loss": rng.uniform(), "score": rng.uniform()})
+            for k in range(320)
+        )
         (folder / "rounds.jsonl").write_text("\n".join(lines))
     write([tmp_path / "c"], tmp_path / "p.html")
     assert (tmp_path / "p.html").stat().st_size < 5_000_000
 
 
 def test_few_methods_never_share_a_colour():
-    for names in (["niw", "fedem", "fedavg"], ["local", "centralised", "ensemble", "fedpop"], ["mine", "niw"]):
+    for names in (
+        ["niw", "fedem", "fedavg"],
+        ["local", "centralised", "ensemble", "fedpop"],
+        ["mine", "niw"],
+    ):
         assert len({style.colour for style in styles(names).values()}) == len(names)
 
 
 def test_styles_are_the_methods_own():
     all_ = styles(list(ALGORITHMS))
     assert len({(s.colour, s.dash) for s in all_.values()}) == len(ALGORITHMS)
-    assert styles(["fedavg"])["fedavg"].colour == all_["fedavg"].colour == styles(["niw", "fedavg"])["fedavg"].colour
+    assert (
+        styles(["fedavg"])["fedavg"].colour
+        == all_["fedavg"].colour
+        == styles(["niw", "fedavg"])["fedavg"].colour
+    )
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -331,7 +409,10 @@ def test_neighbours_of_many_clients_need_little_memory():
 
 
 def test_mean_and_spread_pass_over_what_is_missing():
-    assert mean_and_spread([[1.0, None, 3.0], [3.0, 5.0]]) == ([2.0, 5.0, 3.0], [pytest.approx(2**0.5), None, None])
+    assert mean_and_spread([[1.0, None, 3.0], [3.0, 5.0]]) == (
+        [2.0, 5.0, 3.0],
+        [pytest.approx(2**0.5), None, None],
+    )
 
 
 def test_thinned_keeps_both_ends():
@@ -343,7 +424,11 @@ def test_thinned_keeps_both_ends():
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["nowhere"], "no such folder"), (["."], "holds no run"), ([".", "--out", "no/page.html"], "folder that exists")],
+    [
+        (["nowhere"], "no such folder"),
+        (["."], "holds no run"),
+        ([".", "--out", "no/page.html"], "folder that exists"),
+    ],
 )
 def test_bad_input_is_told(arguments, said, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -411,7 +496,9 @@ def changed(path, name, change):
 def test_files_that_lack_something_are_told_by_their_folder(compared, tmp_path, name, change):
     shutil.copytree(compared, tmp_path / "c")
     changed(tmp_path / "c/mixture-seed0", name, change)
-    with pytest.raises(InputError, match=r"mixture-seed0: its files do not hold what fedhb writes \("):
+    with pytest.raises(
+        InputError, match=r"mixture-seed0: its files do not hold what fedhb writes \("
+    ):
         write([tmp_path / "c"], tmp_path / "p.html")
 
 
@@ -419,7 +506,9 @@ def test_rounds_that_do_not_say_what_was_sent_have_their_curves(compared, tmp_pa
     shutil.copytree(compared / "niw-seed0", tmp_path / "r")
     changed(tmp_path / "r", "rounds.jsonl", lambda found: found.pop("down_bytes"))
     write([tmp_path / "r"], tmp_path / "p.html")
-    assert "curve-loss" in {plot["id"] for plot in data_of((tmp_path / "p.html").read_text())["plots"]}
+    assert "curve-loss" in {
+        plot["id"] for plot in data_of((tmp_path / "p.html").read_text())["plots"]
+    }
 
 
 def test_a_regression_beside_classes_and_novel_clients(tmp_path):
@@ -431,7 +520,14 @@ def test_a_regression_beside_classes_and_novel_clients(tmp_path):
     plots = {plot["id"]: plot for plot in data_of(text)["plots"]}
     (regression,) = (s["name"] for s in plots["scatter"]["series"])
     (classification,) = (s["name"] for s in plots["scatter-2"]["series"])
-    assert not plots["scatter"]["percent"] and plots["scatter-2"]["percent"] and regression != classification
+    assert (
+        not plots["scatter"]["percent"]
+        and plots["scatter-2"]["percent"]
+        and regression != classification
+    )
     for name, method in (("rejection-rmse", regression), ("rejection", classification)):
-        assert all({s["name"] for s in shown["series"]} == {method} for shown in plots[name]["options"].values())
+        assert all(
+            {s["name"] for s in shown["series"]} == {method}
+            for shown in plots[name]["options"].values()
+        )
     assert "bars" in plots and "bars-2" in plots

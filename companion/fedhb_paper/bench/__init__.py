@@ -29,7 +29,9 @@ def check_names(names: Sequence[str]) -> list[str]:
     """The named works, all of them where none is named."""
     for name in names:
         if name.upper() not in WORKS:
-            raise InputError(f"unknown work {name!r}{did_you_mean(name.upper(), WORKS)}: choose from {', '.join(WORKS)}")
+            raise InputError(
+                f"unknown work {name!r}{did_you_mean(name.upper(), WORKS)}: choose from {', '.join(WORKS)}"
+            )
     return [name for name in WORKS if name in {n.upper() for n in names}] if names else list(WORKS)
 
 
@@ -70,5 +72,7 @@ def tables(results: dict[str, Any]) -> list[Table]:
     found: list[Table] = []
     for name in WORKS:
         if name in results:
-            found += importlib.import_module(f"fedhb_paper.bench.{name.lower()}").tables(results[name])
+            found += importlib.import_module(f"fedhb_paper.bench.{name.lower()}").tables(
+                results[name]
+            )
     return found

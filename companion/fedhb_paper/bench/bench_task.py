@@ -75,12 +75,18 @@ class Task:
 
     def clients(self) -> Clients:
         """All clients, as fedhb holds them."""
-        return Clients.from_arrays([self.examples_of(k) for k in range(self.num_clients)], num_classes=self.num_classes)
+        return Clients.from_arrays(
+            [self.examples_of(k) for k in range(self.num_clients)], num_classes=self.num_classes
+        )
 
     def problem(self, clients: Clients) -> Problem:
         """The problem, as fedhb states it."""
         network = Network(self.model(), batch_norm=self.batch_norm, scaling=clients.scaling)
-        return Problem(network, Categorical(self.num_classes), Federation(len(clients), clients.num_examples, self.num_classes))
+        return Problem(
+            network,
+            Categorical(self.num_classes),
+            Federation(len(clients), clients.num_examples, self.num_classes),
+        )
 
     def plan(self, update: str) -> Plan:
         """How a client trains."""
@@ -97,4 +103,6 @@ class Task:
 
     def order(self, round_number: int, client: int) -> Tensor:
         """The order of a client's examples in a round: as fedhb's engine shuffles them."""
-        return torch.randperm(self.examples, generator=Randomness(SEED, round_number)(client, "order"))
+        return torch.randperm(
+            self.examples, generator=Randomness(SEED, round_number)(client, "order")
+        )

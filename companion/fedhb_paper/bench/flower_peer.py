@@ -28,7 +28,11 @@ EXTRA = "bench-peers"
 def missing() -> str | None:
     """Why Flower is left out, or None where it is installed."""
     absent = [name for name in ("flwr", "ray") if importlib.util.find_spec(name) is None]
-    return f"flower left out: {' and '.join(absent)} not installed (pip install 'fedhb-paper[{EXTRA}]')" if absent else None
+    return (
+        f"flower left out: {' and '.join(absent)} not installed (pip install 'fedhb-paper[{EXTRA}]')"
+        if absent
+        else None
+    )
 
 
 class Flower:
@@ -40,7 +44,9 @@ class Flower:
         self._folder = tempfile.TemporaryDirectory(prefix="flower-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name, "log")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_simulate, args=(theirs, task, cores(), self._folder.name))
+        self._process = context.Process(
+            target=_simulate, args=(theirs, task, cores(), self._folder.name)
+        )
         self._process.start()
         theirs.close()
         try:
@@ -63,7 +69,9 @@ class Flower:
             self._pipe.send(what)
             return self._pipe.recv()
         except (EOFError, OSError):
-            raise RuntimeError(f"Flower's simulation ended; the last of what it said:\n{self._log.read_text()[-2000:]}") from None
+            raise RuntimeError(
+                f"Flower's simulation ended; the last of what it said:\n{self._log.read_text()[-2000:]}"
+            ) from None
 
     def close(self) -> None:
         """End the simulation."""
@@ -98,14 +106,22 @@ def _simulate(pipe: Connection, task: Task, actors: int, folder: str) -> None:
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         arrays = ArrayRecord(task.ordinary().state_dict())
-        strategy = FedAvg(fraction_train=task.fraction, fraction_evaluate=0.0, min_train_nodes=task.per_round)
+        strategy = FedAvg(
+            fraction_train=task.fraction, fraction_evaluate=0.0, min_train_nodes=task.per_round
+        )
         done = 0
         while (asked := pipe.recv()) != "stop":
             if asked == "round":
                 done += 1
                 config = ConfigRecord({"turn": done})
-                arrays = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1, train_config=config).arrays
-            pipe.send({name: array.numpy() for name, array in arrays.items()} if asked == "weights" else None)
+                arrays = strategy.start(
+                    grid=grid, initial_arrays=arrays, num_rounds=1, train_config=config
+                ).arrays
+            pipe.send(
+                {name: array.numpy() for name, array in arrays.items()}
+                if asked == "weights"
+                else None
+            )
 
     run_simulation(
         server_app=server,

@@ -22,7 +22,10 @@ def describe(tell: Tell) -> dict[str, Any]:
     """The `machine` of results.json: nothing in it names the computer or its owner."""
     count = cores()
     tell(0.0, "memory bandwidth")
-    bandwidth = {"bandwidth_bytes_1": bandwidth_bytes(1), "bandwidth_bytes_all": bandwidth_bytes(count)}
+    bandwidth = {
+        "bandwidth_bytes_1": bandwidth_bytes(1),
+        "bandwidth_bytes_all": bandwidth_bytes(count),
+    }
     tell(0.7, "matrix products")
     return {
         "processor": processor(),
@@ -43,7 +46,10 @@ def describe(tell: Tell) -> dict[str, Any]:
 def processor() -> str:
     """The processor's name."""
     lines = _text(Path("/proc/cpuinfo")).splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def caches() -> dict[str, str]:

@@ -49,7 +49,10 @@ def compare(seconds: Mapping[str, Sequence[float]], scale: float = 1.0) -> dict[
     """
     middle = {name: scale * statistics.median(times) for name, times in seconds.items()}
     ratio = {name: middle[REFERENCE] / value for name, value in middle.items()}
-    spread = {name: quartiles([a / b for a, b in zip(seconds[REFERENCE], times, strict=True)]) for name, times in seconds.items()}
+    spread = {
+        name: quartiles([a / b for a, b in zip(seconds[REFERENCE], times, strict=True)])
+        for name, times in seconds.items()
+    }
     return {**middle, "ratio": ratio, "spread": spread}
 
 
@@ -64,4 +67,7 @@ def quartiles(values: Sequence[float]) -> list[float]:
 def over(seconds: Mapping[str, Sequence[float]], name: str, other: str) -> dict[str, Any]:
     """How many rounds of `other` a round of `name` costs: the ratio of medians, and the quartiles within each turn."""
     ratio = statistics.median(seconds[name]) / statistics.median(seconds[other])
-    return {"ratio": ratio, "quartiles": quartiles([a / b for a, b in zip(seconds[name], seconds[other], strict=True)])}
+    return {
+        "ratio": ratio,
+        "quartiles": quartiles([a / b for a, b in zip(seconds[name], seconds[other], strict=True)]),
+    }

@@ -20,7 +20,9 @@ class Ours:
     def __init__(self, name: str, task: Task, clients: Clients, alone: bool = False):
         self.draw, self.problem, self.algorithm = task.cohort, task.problem(clients), build(name)
         self.state = State(server=self.algorithm.start(self.problem, Randomness(SEED)))
-        self.training = Training(10**6, task.fraction, task.plan(self.algorithm.update), "constant", SEED)
+        self.training = Training(
+            10**6, task.fraction, task.plan(self.algorithm.update), "constant", SEED
+        )
         parts = self.problem, self.algorithm, clients, self.state.store
         self.executor = InProcess(*parts) if alone else Automatic(*parts, training=self.training)
 
@@ -33,8 +35,18 @@ class Ours:
         """The server's network by the names of its tensors, for algorithms that keep one."""
         network, server = self.problem.network, self.state.server
         body = {slot.name: slot.of(server["theta"]) for slot in network.body_slots}
-        head = {slot.name: slot.of(server["head"]) for slot in network.head_slots if "head" in server}
-        return body | head | {slot.name: slot.of(server["buffers"]) for slot in network.buffer_slots if "buffers" in server}
+        head = {
+            slot.name: slot.of(server["head"]) for slot in network.head_slots if "head" in server
+        }
+        return (
+            body
+            | head
+            | {
+                slot.name: slot.of(server["buffers"])
+                for slot in network.buffer_slots
+                if "buffers" in server
+            }
+        )
 
     def close(self) -> None:
         """Stop its workers."""

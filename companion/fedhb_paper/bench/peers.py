@@ -35,9 +35,13 @@ class PlainTorch:
         cohort = self.task.cohort(self.done)
         total: dict[str, Tensor] = {}
         for k in cohort:
-            found = train(copy.deepcopy(self.model), *self.data[k], self.task.order(self.done, k), self.task).state_dict()
+            found = train(
+                copy.deepcopy(self.model), *self.data[k], self.task.order(self.done, k), self.task
+            ).state_dict()
             total = {name: total[name] + value if total else value for name, value in found.items()}
-        self.model.load_state_dict({name: value / len(cohort) for name, value in total.items()})  # clients are of one size
+        self.model.load_state_dict(
+            {name: value / len(cohort) for name, value in total.items()}
+        )  # clients are of one size
 
     def weights(self) -> dict[str, Tensor]:
         """The global network by the names of its tensors."""
@@ -61,7 +65,10 @@ def train(model: nn.Module, x: Tensor, y: Tensor, order: Tensor, task: Task) -> 
 def views(task: Task, clients: Clients) -> list[tuple[Tensor, Tensor]]:
     """The examples of each client, which lie one after another in the pool."""
     x, y = clients.train.x, clients.train.y
-    return [(x[s : s + task.examples], y[s : s + task.examples]) for s in range(0, len(x), task.examples)]
+    return [
+        (x[s : s + task.examples], y[s : s + task.examples])
+        for s in range(0, len(x), task.examples)
+    ]
 
 
 class Handwritten:
@@ -80,7 +87,10 @@ class Handwritten:
         self.task, self.threads, self.done = task, threads, 0
         self.x, self.y = clients.train.x.flatten(1), clients.train.y
         state = task.model().state_dict()
-        self.shapes = {name: state[name].shape for name in ("hidden.weight", "hidden.bias", "head.weight", "head.bias")}
+        self.shapes = {
+            name: state[name].shape
+            for name in ("hidden.weight", "hidden.bias", "head.weight", "head.bias")
+        }
         self.vector = shared_floats(sum(shape.numel() for shape in self.shapes.values()))
         self.vector.copy_(torch.cat([state[name].flatten() for name in self.shapes]))
         self.sums = shared_floats(processes, len(self.vector))
@@ -100,12 +110,18 @@ class Handwritten:
         """Every so-manieth client of the cohort, into this helper's row of `sums`."""
         cohort = self.task.cohort(round_number)[helper :: len(self.sums)]
         trained = self._train(cohort, round_number) if cohort else None
-        self.sums[helper] = 0.0 if trained is None else torch.cat([w.sum(0).flatten() for w in trained])
+        self.sums[helper] = (
+            0.0 if trained is None else torch.cat([w.sum(0).flatten() for w in trained])
+        )
 
     def _train(self, cohort: Sequence[int], round_number: int) -> list[Tensor]:
         task, count = self.task, len(cohort)
-        W1, b1, W2, b2 = (part.expand(count, *part.shape).clone() for part in self.weights().values())
-        order = torch.stack([k * task.examples + task.order(round_number, k) for k in cohort])  # [C, n]
+        W1, b1, W2, b2 = (
+            part.expand(count, *part.shape).clone() for part in self.weights().values()
+        )
+        order = torch.stack(
+            [k * task.examples + task.order(round_number, k) for k in cohort]
+        )  # [C, n]
         for rows in order.split(task.batch_size, dim=1):
             size = rows.shape[1]
             x = self.x.index_select(0, rows.reshape(-1)).view(count, size, -1)
@@ -123,7 +139,10 @@ class Handwritten:
     def weights(self) -> dict[str, Tensor]:
         """The global network by the names of its tensors."""
         parts = self.vector.split([shape.numel() for shape in self.shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {
+            name: part.view(shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def close(self) -> None:
         """Stop the helpers."""
@@ -140,8 +159,12 @@ class PlainProcesses:
     def __init__(self, task: Task, clients: Clients, processes: int):
         self.task, self.done = task, 0
         self.model = task.ordinary().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.data = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in views(task, clients)]
-        self.numbers = [value for value in self.model.state_dict().values() if value.is_floating_point()]
+        self.data = [
+            (x.contiguous(memory_format=torch.channels_last), y) for x, y in views(task, clients)
+        ]
+        self.numbers = [
+            value for value in self.model.state_dict().values() if value.is_floating_point()
+        ]
         size = sum(value.numel() for value in self.numbers)
         self.vector, self.sums = shared_floats(size), shared_floats(processes, size)
         self.vector.copy_(_flat(self.numbers))
@@ -158,8 +181,15 @@ class PlainProcesses:
         _fill(self.numbers, self.vector)
         self.sums[helper] = 0.0
         for k in self.task.cohort(round_number)[helper :: len(self.sums)]:
-            found = train(copy.deepcopy(self.model), *self.data[k], self.task.order(round_number, k), self.task)
-            self.sums[helper] += _flat([value for value in found.state_dict().values() if value.is_floating_point()])
+            found = train(
+                copy.deepcopy(self.model),
+                *self.data[k],
+                self.task.order(round_number, k),
+                self.task,
+            )
+            self.sums[helper] += _flat(
+                [value for value in found.state_dict().values() if value.is_floating_point()]
+            )
 
     def weights(self) -> dict[str, Tensor]:
         """The global network by the names of its tensors."""

@@ -26,7 +26,9 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods()
 
 
-def apart(function: Callable[..., Any], *arguments: Any, tell: Tell = lambda share, what: None) -> Any:
+def apart(
+    function: Callable[..., Any], *arguments: Any, tell: Tell = lambda share, what: None
+) -> Any:
     """`function(*arguments, tell)` in a forked process with one torch thread: its result, or its exception raised here."""
     if not can_fork():
         return function(*arguments, tell)
@@ -41,7 +43,9 @@ def apart(function: Callable[..., Any], *arguments: Any, tell: Tell = lambda sha
                 kind, *content = ours.recv()
             except EOFError:
                 process.join()
-                raise RuntimeError(f"the measuring process died with exit code {process.exitcode} (out of memory?)") from None
+                raise RuntimeError(
+                    f"the measuring process died with exit code {process.exitcode} (out of memory?)"
+                ) from None
             if kind == "told":
                 tell(*content)
             elif kind == "failed":
@@ -59,7 +63,9 @@ def apart(function: Callable[..., Any], *arguments: Any, tell: Tell = lambda sha
 def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     try:
-        pipe.send(("result", function(*arguments, lambda share, what: pipe.send(("told", share, what)))))
+        pipe.send(
+            ("result", function(*arguments, lambda share, what: pipe.send(("told", share, what))))
+        )
     except KeyboardInterrupt:
         return
     except Exception as error:
@@ -145,7 +151,9 @@ class PeakMemory:
     def rise(self) -> int | None:
         """In bytes."""
         peaks = {pid: _field(Path(f"/proc/{pid}/status"), "VmHWM") for pid in self._before}
-        return sum(max(0, peak - self._before[pid]) for pid, peak in peaks.items()) if peaks else None
+        return (
+            sum(max(0, peak - self._before[pid]) for pid, peak in peaks.items()) if peaks else None
+        )
 
 
 def _field(path: Path, name: str) -> int:

@@ -61,17 +61,26 @@ def side_by_side(
         for contender in contenders.values():
             contender()
         reference = contenders[REFERENCE].weights()
-        alike = {name: agreement(contenders[name].weights(), reference) for name in ("fedavg", *limits)}
+        alike = {
+            name: agreement(contenders[name].weights(), reference) for name in ("fedavg", *limits)
+        }
         seconds = alternate(contenders, repeats, tell, settle=settle)
     finally:
         for contender in contenders.values():
             contender.close()
-    variants = {name: values for name, values in seconds.items() if name in limits or name.startswith("plain_torch_")}
+    variants = {
+        name: values
+        for name, values in seconds.items()
+        if name in limits or name.startswith("plain_torch_")
+    }
     best = {
         "plain_torch_best": best_of(seconds, [name for name in variants if name not in limits]),
         "handwritten": best_of(seconds, list(limits)),
     }
-    chosen = {REFERENCE: seconds[REFERENCE], **{name: seconds[variant] for name, variant in best.items()}}
+    chosen = {
+        REFERENCE: seconds[REFERENCE],
+        **{name: seconds[variant] for name, variant in best.items()},
+    }
     chosen |= {name: seconds[name] for name in (*OURS, "flower") if name in seconds}
     results = compare(chosen, scale)
     results["variants"] = compare(variants, scale) | {"best": best}
@@ -85,17 +94,31 @@ def side_by_side(
 
 def table(results: Mapping[str, Any], title: str) -> Table:
     """Contenders by seconds a round and ratio to plain PyTorch on one thread."""
-    caption = [f"{name} over FedBABU: {results[f'{name}_over_fedbabu']['ratio']:.2f}" for name in ("niw", "mixture")]
+    caption = [
+        f"{name} over FedBABU: {results[f'{name}_over_fedbabu']['ratio']:.2f}"
+        for name in ("niw", "mixture")
+    ]
     if "flower_startup" in results:
         caption.append(f"Flower's start-up: {results['flower_startup']:.1f} s")
-    caption.append(f"fedavg's weights differ from plain PyTorch's by up to {results['agreement']['fedavg']:.0e} after a round")
+    caption.append(
+        f"fedavg's weights differ from plain PyTorch's by up to {results['agreement']['fedavg']:.0e} after a round"
+    )
     shown = Table(
-        "contender", "", title=title, caption="; ".join(caption) + "".join(f"\n{escape(note)}" for note in results["notes"])
+        "contender",
+        "",
+        title=title,
+        caption="; ".join(caption) + "".join(f"\n{escape(note)}" for note in results["notes"]),
     )
     for header in ("seconds a round", "ratio to plain", "quartiles"):
         shown.add_column(header, justify="right")
     for name, about in MEANING.items():
         if name in results:
             low, high = results["spread"][name]
-            shown.add_row(name, about, f"{results[name]:.4f}", f"{results['ratio'][name]:.2f}", f"{low:.2f} .. {high:.2f}")
+            shown.add_row(
+                name,
+                about,
+                f"{results[name]:.4f}",
+                f"{results['ratio'][name]:.2f}",
+                f"{low:.2f} .. {high:.2f}",
+            )
     return shown

@@ -26,7 +26,12 @@ REPEATS = 15
 def measure(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
     """The contenders' wall time, and `algorithms`: each one's processor time on one thread, and its ratio to FedBABU."""
     # first: the contenders will use a second thread
-    algorithms = apart(every_algorithm, size, repeats, tell=lambda share, what: tell(0.5 * share, f"every algorithm: {what}"))
+    algorithms = apart(
+        every_algorithm,
+        size,
+        repeats,
+        tell=lambda share, what: tell(0.5 * share, f"every algorithm: {what}"),
+    )
     clients = size.clients()
     limits = {"handwritten_threads": lambda: Handwritten(size, clients, threads=cores())}
     if can_fork() and cores() > 1:
@@ -35,26 +40,37 @@ def measure(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
     def told(share: float, what: str) -> None:
         tell(0.5 + 0.5 * share, what)
 
-    return side_by_side(size, clients, limits, repeats, told, settle=True) | {"algorithms": algorithms}
+    return side_by_side(size, clients, limits, repeats, told, settle=True) | {
+        "algorithms": algorithms
+    }
 
 
 def every_algorithm(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
     """A round of each registered algorithm in one process on one thread, in processor time: what it costs, whatever else runs."""
     clients = size.clients()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fedbe has no server inputs")  # known: its distillation is not in the table
+        warnings.filterwarnings(
+            "ignore", message="fedbe has no server inputs"
+        )  # known: its distillation is not in the table
         rounds = {name: Ours(name, size, clients, alone=True) for name in ALGORITHMS}
     seconds = alternate(rounds, repeats, tell, clock=time.process_time)
-    return {name: {"seconds": statistics.median(times), **over(seconds, name, "fedbabu")} for name, times in seconds.items()}
+    return {
+        name: {"seconds": statistics.median(times), **over(seconds, name, "fedbabu")}
+        for name, times in seconds.items()
+    }
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
     """The contenders, and every algorithm."""
-    what = "100 clients x 600 examples, 10 in a round, MLP 784-256-10, batches of 50, one epoch of SGD"
+    what = (
+        "100 clients x 600 examples, 10 in a round, MLP 784-256-10, batches of 50, one epoch of SGD"
+    )
     every = Table("algorithm", title="W1: a round of every algorithm, processor time of one thread")
     for header in ("seconds", "ratio to FedBABU", "quartiles"):
         every.add_column(header, justify="right")
     for name, row in results["algorithms"].items():
         low, high = row["quartiles"]
-        every.add_row(name, f"{row['seconds']:.4f}", f"{row['ratio']:.2f}", f"{low:.2f} .. {high:.2f}")
+        every.add_row(
+            name, f"{row['seconds']:.4f}", f"{row['ratio']:.2f}", f"{low:.2f} .. {high:.2f}"
+        )
     return [table(results, f"W1: {what}"), every]

@@ -20,7 +20,14 @@ from fedhb_paper.bench.side_by_side import side_by_side, table
 
 EXAMPLES = 500
 FULL = Task(
-    "mobilenet", (3, 32, 32), num_clients=10, examples=EXAMPLES, per_round=10, momentum=0.9, batch_norm="batch", num_classes=100
+    "mobilenet",
+    (3, 32, 32),
+    num_clients=10,
+    examples=EXAMPLES,
+    per_round=10,
+    momentum=0.9,
+    batch_norm="batch",
+    num_classes=100,
 )
 SIZE = replace(FULL, examples=100)
 REPEATS = 3

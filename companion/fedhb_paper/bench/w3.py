@@ -48,7 +48,13 @@ def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
     """Seconds and memory by algorithm and number of clients; `ratio` is one pass over the seconds."""
     tell(0.0, "memory bandwidth")
     bandwidth = machine.bandwidth_bytes(1)
-    results: dict[str, Any] = {"bandwidth_bytes": bandwidth, "ratio": {}, "spread": {}, "peak_bytes": {}, "upload_bytes": {}}
+    results: dict[str, Any] = {
+        "bandwidth_bytes": bandwidth,
+        "ratio": {},
+        "spread": {},
+        "peak_bytes": {},
+        "upload_bytes": {},
+    }
     cases = [(name, count) for name in NAMES for count in size.counts]
     for position, (name, count) in enumerate(cases):
         tell(position / len(cases), f"{name}, {count} clients")
@@ -58,7 +64,10 @@ def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
         key, middle = str(count), statistics.median(case["seconds"])
         results.setdefault(name, {})[key] = middle
         results["ratio"].setdefault(name, {})[key] = one_pass / middle
-        results["spread"].setdefault(name, {})[key] = [one_pass / max(case["seconds"]), one_pass / min(case["seconds"])]
+        results["spread"].setdefault(name, {})[key] = [
+            one_pass / max(case["seconds"]),
+            one_pass / min(case["seconds"]),
+        ]
         results["peak_bytes"].setdefault(name, {})[key] = case["peak_bytes"]
         results["upload_bytes"][name] = case["upload_bytes"]
         results["num_params"] = case["num_params"]
@@ -67,12 +76,22 @@ def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
 
 def one_case(name: str, width: float, count: int, repeats: int, tell: Tell) -> dict[str, Any]:
     """One algorithm with `count` clients in a round."""
-    task = Task("mobilenet", (3, 32, 32), num_clients=2, examples=2, per_round=1, num_classes=100, options={"width": width})
+    task = Task(
+        "mobilenet",
+        (3, 32, 32),
+        num_clients=2,
+        examples=2,
+        per_round=1,
+        num_classes=100,
+        options={"width": width},
+    )
     clients = task.clients()
     problem, algorithm, rng = task.problem(clients), build(name), Randomness(SEED, 1)
     server = algorithm.start(problem, rng)
     received = algorithm.broadcast(server, [0])
-    sample, _ = algorithm.local_update(problem, received, clients.select([0]), {}, task.plan(algorithm.update), rng)
+    sample, _ = algorithm.local_update(
+        problem, received, clients.select([0]), {}, task.plan(algorithm.update), rng
+    )
     chunk = chunk_size(problem.network)
     uploads = upload_maker(sample, chunk)
 
@@ -104,14 +123,18 @@ def one_case(name: str, width: float, count: int, repeats: int, tell: Tell) -> d
 def upload_maker(sample: Arrays, chunk: int) -> Callable[[int, int], Arrays]:
     """`make(i, n)`: what n <= chunk clients from number i on send: `sample` [1, ...] plus noise, over the last chunk."""
     longest = max(value.numel() for value in sample.values())
-    noise = torch.from_numpy(np.random.default_rng(SEED).standard_normal(2 * longest, dtype=np.float32)).mul_(0.01)
+    noise = torch.from_numpy(
+        np.random.default_rng(SEED).standard_normal(2 * longest, dtype=np.float32)
+    ).mul_(0.01)
     buffers = {key: value.expand(chunk, *value.shape[1:]).clone() for key, value in sample.items()}
 
     def make(first: int, count: int) -> Arrays:
         for key, buffer in buffers.items():
             if buffer[0].numel() > 1:
                 for k, row in enumerate(buffer[:count]):
-                    start = (first + k) * 7919 % longest  # another stretch of the same noise for every client
+                    start = (
+                        (first + k) * 7919 % longest
+                    )  # another stretch of the same noise for every client
                     torch.add(sample[key][0], _like(noise[start:], row), out=row)
         return {key: buffer[:count] for key, buffer in buffers.items()}
 
@@ -129,13 +152,30 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
         f"memory read at {results['bandwidth_bytes'] / 1e9:.1f} GB/s"
     )
     shown = Table("algorithm", title=title)
-    for header in ("clients", "seconds", "ms a client", "one pass", "seconds / one pass", "peak memory, MB"):
+    for header in (
+        "clients",
+        "seconds",
+        "ms a client",
+        "one pass",
+        "seconds / one pass",
+        "peak memory, MB",
+    ):
         shown.add_column(header, justify="right")
     for name in NAMES:
         for key, seconds in results[name].items():
-            count, ratio, peak = int(key), results["ratio"][name][key], results["peak_bytes"][name][key]
+            count, ratio, peak = (
+                int(key),
+                results["ratio"][name][key],
+                results["peak_bytes"][name][key],
+            )
             memory = "" if peak is None else f"{peak / 1e6:.0f}"
             shown.add_row(
-                name, key, f"{seconds:.4f}", f"{1e3 * seconds / count:.2f}", f"{ratio * seconds:.4f}", f"{1 / ratio:.2f}", memory
+                name,
+                key,
+                f"{seconds:.4f}",
+                f"{1e3 * seconds / count:.2f}",
+                f"{ratio * seconds:.4f}",
+                f"{1 / ratio:.2f}",
+                memory,
             )
     return [shown]

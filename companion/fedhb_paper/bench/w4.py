@@ -43,7 +43,13 @@ REPEATS = 15
 
 def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
     """Seconds and memory by algorithm and population; `ratio` is the seconds of the smallest population over these."""
-    results: dict[str, Any] = {"ratio": {}, "spread": {}, "build_seconds": {}, "resident_bytes": {}, "round_bytes": {}}
+    results: dict[str, Any] = {
+        "ratio": {},
+        "spread": {},
+        "build_seconds": {},
+        "resident_bytes": {},
+        "round_bytes": {},
+    }
     cases = [(name, population) for name in NAMES for population in size.populations]
     for position, (name, population) in enumerate(cases):
         tell(position / len(cases), f"{name}, {population:,} clients")
@@ -52,10 +58,16 @@ def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
         results.setdefault(name, {})[key] = middle
         smallest = results[name][str(size.populations[0])]
         results["ratio"].setdefault(name, {})[key] = smallest / middle
-        results["spread"].setdefault(name, {})[key] = [smallest / q for q in reversed(quartiles(case["seconds"]))]
+        results["spread"].setdefault(name, {})[key] = [
+            smallest / q for q in reversed(quartiles(case["seconds"]))
+        ]
         for what in ("build_seconds", "resident_bytes", "round_bytes"):
             results[what].setdefault(name, {})[key] = case[what]
-    return results | {"per_round": size.per_round, "examples": size.examples, "features": size.features}
+    return results | {
+        "per_round": size.per_round,
+        "examples": size.examples,
+        "features": size.features,
+    }
 
 
 def make_clients(size: Size, population: int) -> Clients:
@@ -73,7 +85,9 @@ def one_case(name: str, size: Size, population: int, repeats: int, tell: Tell) -
     begun = time.perf_counter()
     clients = make_clients(size, population)
     shape, batch = (size.features,), min(10, size.examples)
-    task = Task("mlp", shape, population, size.examples, size.per_round, batch, options={"hidden": 32})
+    task = Task(
+        "mlp", shape, population, size.examples, size.per_round, batch, options={"hidden": 32}
+    )
     ours = Ours(name, task, clients)
     built = time.perf_counter() - begun
     try:
@@ -85,7 +99,12 @@ def one_case(name: str, size: Size, population: int, repeats: int, tell: Tell) -
             begun = time.perf_counter()
             ours()
             seconds.append(time.perf_counter() - begun)
-        return {"seconds": seconds, "build_seconds": built, "resident_bytes": resting, "round_bytes": peak.rise()}
+        return {
+            "seconds": seconds,
+            "build_seconds": built,
+            "resident_bytes": resting,
+            "round_bytes": peak.rise(),
+        }
     finally:
         ours.close()
 
@@ -94,7 +113,15 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
     """Algorithms and populations."""
     title = f"W4: {results['per_round']} clients in a round x {results['examples']} examples, MLP {results['features']}-32-10"
     shown = Table("algorithm", title=title)
-    for header in ("clients", "seconds a round", "ratio", "quartiles", "build, s", "memory at rest, MB", "rise in a round, MB"):
+    for header in (
+        "clients",
+        "seconds a round",
+        "ratio",
+        "quartiles",
+        "build, s",
+        "memory at rest, MB",
+        "rise in a round, MB",
+    ):
         shown.add_column(header, justify="right")
     for name in NAMES:
         for key, seconds in results[name].items():

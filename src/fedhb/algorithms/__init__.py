@@ -29,32 +29,58 @@ from fedhb.training.plan import Plan
 
 ALGORITHMS: dict[str, type[Any]] = {
     cls.name: cls
-    for cls in (NIW, Mixture, FedAvg, FedProx, FedBABU, PFedBayes, FedPA, FedBE, FedEM, FedPop, Ensemble, Centralised, LocalOnly)
+    for cls in (
+        NIW,
+        Mixture,
+        FedAvg,
+        FedProx,
+        FedBABU,
+        PFedBayes,
+        FedPA,
+        FedBE,
+        FedEM,
+        FedPop,
+        Ensemble,
+        Centralised,
+        LocalOnly,
+    )
 }
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
     """An algorithm by name with its own settings. Unknown names and settings are errors."""
     if name not in ALGORITHMS:
-        raise InputError(f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from {', '.join(ALGORITHMS)}")
+        raise InputError(
+            f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from {', '.join(ALGORITHMS)}"
+        )
     cls, values = ALGORITHMS[name], {}
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key, value in (options or {}).items():
         if key not in fields:
-            raise InputError(f"{name} has no setting {key!r}{did_you_mean(key, fields)}: it has {', '.join(fields)}")
+            raise InputError(
+                f"{name} has no setting {key!r}{did_you_mean(key, fields)}: it has {', '.join(fields)}"
+            )
         values[key] = convert(f"{name}.{key}", value, fields[key].default)
     return check(cls(**values))
 
 
 def check(algorithm: Any) -> Any:
     """The algorithm, after a check of what it is and of its settings, in which numpy's numbers become Python's."""
-    if isinstance(algorithm, type) or not all(hasattr(algorithm, part) for part in ("__dataclass_fields__", "local_update")):
+    if isinstance(algorithm, type) or not all(
+        hasattr(algorithm, part) for part in ("__dataclass_fields__", "local_update")
+    ):
         what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else repr(algorithm)
-        raise InputError(f"algorithm={what}: give an instance of an algorithm's class, such as fedhb.NIW()")
+        raise InputError(
+            f"algorithm={what}: give an instance of an algorithm's class, such as fedhb.NIW()"
+        )
     if getattr(algorithm, "gathers", False) and not hasattr(algorithm, "sift"):
-        raise InputError(f"{algorithm.name}.gathers: only filters see single answers, and have sift (defence.py): leave it False")
+        raise InputError(
+            f"{algorithm.name}.gathers: only filters see single answers, and have sift (defence.py): leave it False"
+        )
     values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-    if scalars := {key: value.item() for key, value in values.items() if isinstance(value, np.generic)}:
+    if scalars := {
+        key: value.item() for key, value in values.items() if isinstance(value, np.generic)
+    }:
         algorithm = dataclasses.replace(algorithm, **scalars)  # files hold numbers of Python
     for field in dataclasses.fields(algorithm):
         bounded(f"{algorithm.name}.{field.name}", getattr(algorithm, field.name), field)

@@ -35,7 +35,13 @@ class Bounded:
 
     def shorten(self, received: Arrays, found: Arrays, clip: float) -> Arrays:
         """What a client [1, ...] found, with all its differences together no longer than C."""
-        gaps = {key: found[key] - received[ref] for key, ref in REFERENCES.items() if key in found and ref in received}
-        length = float(torch.stack([gap.double().square().sum() for gap in gaps.values()]).sum().sqrt())
+        gaps = {
+            key: found[key] - received[ref]
+            for key, ref in REFERENCES.items()
+            if key in found and ref in received
+        }
+        length = float(
+            torch.stack([gap.double().square().sum() for gap in gaps.values()]).sum().sqrt()
+        )
         scale = min(1.0, clip / length) if length > 0 else 1.0
         return found | {key: received[REFERENCES[key]] + scale * gap for key, gap in gaps.items()}

@@ -40,8 +40,15 @@ class Centralised(FedAvg):
     name: ClassVar[str] = "centralised"
     pools: ClassVar[bool] = True
     sends: ClassVar[bool] = False
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.5, "personal_lr": 0.01, "personal_epochs": 15}
-    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.05,
+        "momentum": 0.5,
+        "personal_lr": 0.01,
+        "personal_epochs": 15,
+    }
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
     weighted: ClassVar[bool] = True  # type: ignore[misc]  # no setting here: there is nothing to weigh
     shuffle: str = setting(
         "pooled",
@@ -50,7 +57,13 @@ class Centralised(FedAvg):
     )
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """One theta [1, d], trained on all participants one after another."""
         solver = Sgd(problem.network, start_weights(problem, received["theta"], received, 1), plan)
@@ -58,7 +71,9 @@ class Centralised(FedAvg):
             for batch in batches(part, plan, rng, merge_single=problem.network.has_batch_norm):
                 solver.step(batch, problem.likelihood)
         found = {key: getattr(solver.weights, key) for key in received}
-        return found | solver.report() | {"examples": clients.sizes.double().sum(0, keepdim=True)}, memory
+        return found | solver.report() | {
+            "examples": clients.sizes.double().sum(0, keepdim=True)
+        }, memory
 
     def turns(self, clients: Clients, rng: Randomness) -> list[Clients]:
         """The participants, one by one in the round's order, or all as one client. Either way the order given does not matter."""
@@ -66,6 +81,13 @@ class Centralised(FedAvg):
         if self.shuffle == "pooled":
             # one client with everybody's rows, which draws its randomness as the first of them does
             share = replace(clients.train, offsets=clients.train.offsets[[0, -1]])
-            return [Clients(ids=clients.ids[:1], train=share, num_classes=clients.num_classes, augment=clients.augment)]
+            return [
+                Clients(
+                    ids=clients.ids[:1],
+                    train=share,
+                    num_classes=clients.num_classes,
+                    augment=clients.augment,
+                )
+            ]
         order = torch.randperm(len(clients), generator=rng(SERVER, "turns"))
         return [clients.select([k]) for k in order.tolist()]

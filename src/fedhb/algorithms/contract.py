@@ -85,16 +85,26 @@ class Algorithm(Protocol):
         ...
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """Alg. step 3: what C clients found, [C, ...], and what they remember."""
         ...
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """Additive statistics of what C clients found; those of several chunks are added in float64."""
         ...
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """Alg. step 5: the server's new state, from sums over the round's clients."""
         ...
 
@@ -102,12 +112,25 @@ class Algorithm(Protocol):
         """What a round records beside loss and score, from the sums and the state that the clients received."""
         ...
 
-    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
         """Global prediction for inputs x [n, ...]."""
         ...
 
     def personalise(
-        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        server: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> Personalised:
         """v(theta) for C clients, from their own data."""
         ...
@@ -135,25 +158,40 @@ class Personalised:
     def point(cls, problem: Problem, weights: Weights) -> Personalised:
         """One network per client."""
         ones = torch.ones_like(weights.theta[:, :1])
-        return cls(problem, weights.theta.unsqueeze(1), weights.head.unsqueeze(1), weights.buffers.unsqueeze(1), ones)
+        return cls(
+            problem,
+            weights.theta.unsqueeze(1),
+            weights.head.unsqueeze(1),
+            weights.buffers.unsqueeze(1),
+            ones,
+        )
 
     def client(self, c: int) -> Personalised:
         """The posterior of one of the clients."""
         rows = slice(c, c + 1)
-        return Personalised(self.problem, self.theta[rows], self.head[rows], self.buffers[rows], self.weights[rows])
+        return Personalised(
+            self.problem, self.theta[rows], self.head[rows], self.buffers[rows], self.weights[rows]
+        )
 
     def predict(self, x: Tensor) -> Tensor:
         """Predictions [C, n, ...] for inputs x [C, n, ...]."""
         each = []
         for j in range(self.theta.shape[1]):
             weights = Weights(self.theta[:, j], self.head[:, j], self.buffers[:, j])
-            each.append(self.problem.likelihood.predictive(self.problem.network.outputs(weights, x)))
+            each.append(
+                self.problem.likelihood.predictive(self.problem.network.outputs(weights, x))
+            )
         shares = self.weights.T.unsqueeze(-1).expand(-1, *x.shape[:2])  # [M, C, n]
         return self.problem.likelihood.average(torch.stack(each), shares)
 
     def arrays(self) -> Arrays:
         """What a file keeps of it."""
-        return {"theta": self.theta, "head": self.head, "buffers": self.buffers, "weights": self.weights}
+        return {
+            "theta": self.theta,
+            "head": self.head,
+            "buffers": self.buffers,
+            "weights": self.weights,
+        }
 
 
 @dataclass(frozen=True)
@@ -167,7 +205,9 @@ class Stateless:
     each: ClassVar[tuple[str, ...]] = ()
     private: ClassVar[bool] = False
     training: ClassVar[Mapping[str, float]] = {}
-    update: str = setting("body", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    update: str = setting(
+        "body", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
         """Nothing."""

@@ -26,7 +26,14 @@ from torch import Tensor
 from fedhb.algorithms.contract import Arrays, Personalised, Problem
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.several_networks import PARTS, different_starts, one, side_by_side
-from fedhb.algorithms.toolbox import differences, mixture_prediction, start_weights, step, summarise_shared, uniform
+from fedhb.algorithms.toolbox import (
+    differences,
+    mixture_prediction,
+    start_weights,
+    step,
+    summarise_shared,
+    uniform,
+)
 from fedhb.clients.clients import Clients
 from fedhb.seeding import Randomness
 from fedhb.settings_fields import setting
@@ -39,8 +46,15 @@ class Ensemble(FedAvg):
 
     name: ClassVar[str] = "ensemble"
     each: ClassVar[tuple[str, ...]] = (*PARTS, "group")
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.5, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.1,
+        "momentum": 0.5,
+        "personal_lr": 0.003,
+        "personal_epochs": 15,
+    }
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
     num_models: int = setting(2, "K, the networks and groups of clients", positive=True)
     mode: str = setting(
         "preset",
@@ -48,13 +62,17 @@ class Ensemble(FedAvg):
         choices=("preset", "ensemble"),
     )
     noise: float = setting(
-        0.01, "networks begin at the initial network plus noise of this deviation; 0: as different networks", least=0.0
+        0.01,
+        "networks begin at the initial network plus noise of this deviation; 0: as different networks",
+        least=0.0,
     )
 
     def groups(self, ids: Sequence[int]) -> Tensor:
         """j(i) for clients with these ids [C]."""
         K = self.num_models
-        return torch.tensor([int(torch.randperm(K, generator=Randomness(0)(i // K, "groups"))[i % K]) for i in ids])
+        return torch.tensor(
+            [int(torch.randperm(K, generator=Randomness(0)(i // K, "groups"))[i % K]) for i in ids]
+        )
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """K different networks."""
@@ -63,58 +81,108 @@ class Ensemble(FedAvg):
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """Each client's group's network. (The group itself need not be sent: the server knows who answers.)"""
         group = self.groups(ids)
-        return {key: value[group.to(value.device)] for key, value in server.items()} | {"group": group}
+        return {key: value[group.to(value.device)] for key, value in server.items()} | {
+            "group": group
+        }
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
         """The group, for prediction; it follows from the id, and needs no keeping."""
-        return {"group": self.groups(clients.ids.tolist()).unsqueeze(1)} if self.mode == "preset" else {}
+        return (
+            {"group": self.groups(clients.ids.tolist()).unsqueeze(1)}
+            if self.mode == "preset"
+            else {}
+        )
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """theta_i, with the head and buffers that are shared."""
         network = {key: value for key, value in received.items() if key != "group"}
         found, _ = super().local_update(problem, network, clients, {}, plan, rng)
         return found, {}
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """For each group, sum_i w_i (theta_i - theta_j) [K, d] and sum_i w_i [K]."""
-        weight = found["examples"].double() if self.weighted else torch.ones_like(found["examples"].double())
+        weight = (
+            found["examples"].double()
+            if self.weighted
+            else torch.ones_like(found["examples"].double())
+        )
         sums = summarise_shared(found, {}, weight)
         members = [(received["group"] == j).nonzero().flatten() for j in range(self.num_models)]
         sums["group_weight"] = torch.stack([weight[own].sum() for own in members])
         for key in PARTS:
             if key in received:
-                sums[key] = torch.zeros(self.num_models, found[key].shape[1], dtype=torch.float64, device=found[key].device)
+                sums[key] = torch.zeros(
+                    self.num_models,
+                    found[key].shape[1],
+                    dtype=torch.float64,
+                    device=found[key].device,
+                )
                 for total, own in zip(sums[key], members, strict=True):
                     if len(own):
-                        total.copy_(differences(found[key][own], received[key][own[0]], weight[own]))
+                        total.copy_(
+                            differences(found[key][own], received[key][own[0]], weight[own])
+                        )
         return sums
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """theta_j + sum_i w_i (theta_i - theta_j) / sum_i w_i for the groups that took part."""
         weight = summary["group_weight"]
-        weight = torch.where(weight > 0, weight, 1.0).unsqueeze(1)  # the sums of an absent group are zero: it stays
-        return {key: step(server[key], summary[key] / weight.to(server[key].device)) for key in server}
+        weight = torch.where(weight > 0, weight, 1.0).unsqueeze(
+            1
+        )  # the sums of an absent group are zero: it stays
+        return {
+            key: step(server[key], summary[key] / weight.to(server[key].device)) for key in server
+        }
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """Each group's share of the round's weight."""
         return {"groups": (summary["group_weight"] / summary["weight"]).tolist()}
 
-    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
         """The prediction of the network of the client whose memory [1, 1] is given, or the mean of all K predictions."""
-        mine = {key: value[memory["group"][0]] for key, value in server.items()} if memory else server  # [1 or K, ...]
+        mine = (
+            {key: value[memory["group"][0]] for key, value in server.items()} if memory else server
+        )  # [1 or K, ...]
         count = len(mine["theta"])
         networks = start_weights(problem, mine["theta"], mine, count)
         return mixture_prediction(problem, networks, uniform(count, x, problem.network.dtype), x)
 
     def personalise(
-        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        server: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> Personalised:
         """Fine-tuning of the group's network, or of all K: the client update with the head trained too."""
         if self.mode == "preset":
             return super().personalise(problem, server, clients, memory, plan, rng)
         K = self.num_models
-        tuned = side_by_side([self.fit(problem, one(server, j), clients, plan, rng)[0] for j in range(K)])
-        shares = torch.full((len(clients), K), 1.0 / K, dtype=tuned.theta.dtype, device=tuned.theta.device)
+        tuned = side_by_side(
+            [self.fit(problem, one(server, j), clients, plan, rng)[0] for j in range(K)]
+        )
+        shares = torch.full(
+            (len(clients), K), 1.0 / K, dtype=tuned.theta.dtype, device=tuned.theta.device
+        )
         return Personalised(problem, tuned.theta, tuned.head, tuned.buffers, shares)

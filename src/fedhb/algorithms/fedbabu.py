@@ -26,14 +26,25 @@ class FedBABU(FedAvg):
 
     name: ClassVar[str] = "fedbabu"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
-    update: str = setting("body", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "personal_lr": 0.001,
+        "personal_epochs": 15,
+    }
+    update: str = setting(
+        "body", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
     weighted: bool = setting(False, "average by the clients' number of examples, else equally")
-    weight_decay: float = setting(0.0, "strength of the pull of the sent weights towards zero", least=0.0)
+    weight_decay: float = setting(
+        0.0, "strength of the pull of the sent weights towards zero", least=0.0
+    )
 
     def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:
         """weight_decay/2 ||w||^2 on what is sent."""
         if not self.weight_decay or key not in received:
             return None
-        mu = torch.full((1, 1), self.weight_decay, dtype=problem.network.dtype, device=problem.network.device)
+        mu = torch.full(
+            (1, 1), self.weight_decay, dtype=problem.network.dtype, device=problem.network.device
+        )
         return Pull(mu, torch.zeros_like(received[key]))

@@ -55,18 +55,37 @@ class FedBE(FedAvg):
     """FedAvg whose average is taught by a Bayesian ensemble of global models."""
 
     name: ClassVar[str] = "fedbe"
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
-    posterior: str = setting("gaussian", "over global models: gaussian or dirichlet", choices=("gaussian", "dirichlet"))
-    num_components: int = setting(3, "S, teachers sampled in a round, beside the FedAvg mean", positive=True)
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "personal_lr": 0.003,
+        "personal_epochs": 15,
+    }
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
+    posterior: str = setting(
+        "gaussian", "over global models: gaussian or dirichlet", choices=("gaussian", "dirichlet")
+    )
+    num_components: int = setting(
+        3, "S, teachers sampled in a round, beside the FedAvg mean", positive=True
+    )
     spread: float = setting(0.3, "scales the deviation of the gaussian posterior", least=0.0)
-    alpha: float = setting(1.0, "concentration of the dirichlet posterior; large is the FedAvg mean", positive=True)
-    temperature: float = setting(0.5, "sharpens the teachers' mean prediction; 1 leaves it", positive=True)
-    distill_epochs: int = setting(1, "epochs of distillation a round; 0 sends the FedAvg mean", least=0)
+    alpha: float = setting(
+        1.0, "concentration of the dirichlet posterior; large is the FedAvg mean", positive=True
+    )
+    temperature: float = setting(
+        0.5, "sharpens the teachers' mean prediction; 1 leaves it", positive=True
+    )
+    distill_epochs: int = setting(
+        1, "epochs of distillation a round; 0 sends the FedAvg mean", least=0
+    )
     server_lr: float = setting(1e-4, "learning rate of distillation", positive=True)
     server_momentum: float = setting(0.9, "momentum of distillation", least=0.0, most=1.0)
     server_batch_size: int = setting(128, "server inputs per minibatch", positive=True)
-    swa_start: float = setting(0.3, "share of distillation before iterates are averaged; 1: the last", least=0.0, most=1.0)
+    swa_start: float = setting(
+        0.3, "share of distillation before iterates are averaged; 1: the last", least=0.0, most=1.0
+    )
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """The initial network, which is every teacher where there is nothing to distil on."""
@@ -78,23 +97,41 @@ class FedBE(FedAvg):
             "mean: for distillation set aside unlabelled examples, such as --server-share 0.1",
             stacklevel=2,
         )
-        return server | {f"{key}_teachers": server[key].expand(self.num_components, -1).clone() for key in trained(server)}
+        return server | {
+            f"{key}_teachers": server[key].expand(self.num_components, -1).clone()
+            for key in trained(server)
+        }
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """theta, and the head where it is trained; no teachers."""
         return {key: server[key] for key in ("theta", *SHARED) if key in server}
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """theta_i as in FedAvg; for the dirichlet posterior also g_i, a weight for each sample [C, S]."""
         found, memory = super().local_update(problem, received, clients, memory, plan, rng)
-        if self.posterior == "dirichlet":  # a Gamma(alpha) variable is half a chi-square one; only ratios count
-            draws = [chi_square(2.0 * self.alpha, (self.num_components,), rng(i, "dirichlet")) for i in clients.ids.tolist()]
-            found["g"] = torch.stack(draws).to(problem.network.device)  # in float64: a small alpha gives tiny numbers
+        if (
+            self.posterior == "dirichlet"
+        ):  # a Gamma(alpha) variable is half a chi-square one; only ratios count
+            draws = [
+                chi_square(2.0 * self.alpha, (self.num_components,), rng(i, "dirichlet"))
+                for i in clients.ids.tolist()
+            ]
+            found["g"] = torch.stack(draws).to(
+                problem.network.device
+            )  # in float64: a small alpha gives tiny numbers
         return found, memory
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """FedAvg's sums; and of unit vectors, their squares and the norms, or of theta_i under each sample's weights."""
         sums = super().summarise(problem, received, found, rng)
         weight = found["examples"] if self.weighted else torch.ones_like(found["examples"])
@@ -103,13 +140,19 @@ class FedBE(FedAvg):
             sums["g"] = g.sum(0)
         for key in trained(received):
             if self.posterior == "dirichlet":
-                sums[f"{key}_samples"] = torch.stack([differences(found[key].double(), received[key], g_s) for g_s in g.T])
+                sums[f"{key}_samples"] = torch.stack(
+                    [differences(found[key].double(), received[key], g_s) for g_s in g.T]
+                )
             else:
                 moments = unit_moments(found[key], received[key], slots(problem, key))
-                sums |= dict(zip((f"{key}_unit", f"{key}_square", f"{key}_length"), moments, strict=True))
+                sums |= dict(
+                    zip((f"{key}_unit", f"{key}_square", f"{key}_length"), moments, strict=True)
+                )
         return sums
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """The FedAvg mean, taught by the ensemble; without server inputs, the mean and its teachers."""
         mean = super().aggregate(problem, server, summary, rng)
         teachers = self.teachers(problem, server, summary, rng)
@@ -117,7 +160,9 @@ class FedBE(FedAvg):
             return mean | {f"{key}_teachers": value for key, value in teachers.items()}
         return self.distil(problem, mean, teachers, rng) if self.distill_epochs else mean
 
-    def teachers(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def teachers(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """S networks from the posterior over global models: theta [S, d], and the head [S, h] where it is trained."""
         generator, found = rng(SERVER, "teachers"), {}
         for key in trained(server):
@@ -125,9 +170,14 @@ class FedBE(FedAvg):
             if self.posterior == "dirichlet":
                 change = summary[f"{key}_samples"] / summary["g"].unsqueeze(1)
             else:
-                unit, square, length = (summary[f"{key}_{name}"] / summary["count"] for name in ("unit", "square", "length"))
+                unit, square, length = (
+                    summary[f"{key}_{name}"] / summary["count"]
+                    for name in ("unit", "square", "length")
+                )
                 deviation = (square - unit.square()).clamp_min_(FLOOR).sqrt_()
-                z = torch.randn(self.num_components, len(reference), generator=generator, dtype=torch.float32).to(reference)
+                z = torch.randn(
+                    self.num_components, len(reference), generator=generator, dtype=torch.float32
+                ).to(reference)
                 change = z.mul_(self.spread * deviation).add_(unit)
                 for slot, norm in zip(slots(problem, key), length, strict=True):
                     change[:, slot.start : slot.stop] *= norm
@@ -145,12 +195,24 @@ class FedBE(FedAvg):
         """The student: SGD from the mean on the teachers' sharpened predictions, its iterates averaged."""
         assert problem.federation.server_inputs is not None
         x = problem.federation.server_inputs.to(problem.network.device)
-        targets = sharpen(predictions(problem, self.ensemble(problem, mean, teachers), x), self.temperature)
+        targets = sharpen(
+            predictions(problem, self.ensemble(problem, mean, teachers), x), self.temperature
+        )
         share = Share(x, targets, rows=torch.arange(len(x)), offsets=torch.tensor([0, len(x)]))
         start = start_weights(problem, mean["theta"], mean, 1)
-        iterates = Iterates(start, "head" in mean, [self.distill_epochs * len(x)], self.swa_start, 1)
-        plan = Plan(self.distill_epochs, self.server_batch_size, self.server_lr, self.server_momentum, "head" in mean)
-        student = cast(Likelihood, Soft(problem.likelihood))  # training asks for loss and score alone
+        iterates = Iterates(
+            start, "head" in mean, [self.distill_epochs * len(x)], self.swa_start, 1
+        )
+        plan = Plan(
+            self.distill_epochs,
+            self.server_batch_size,
+            self.server_lr,
+            self.server_momentum,
+            "head" in mean,
+        )
+        student = cast(
+            Likelihood, Soft(problem.likelihood)
+        )  # training asks for loss and score alone
         server = Clients(ids=torch.tensor([SERVER]), train=share)
         weights, _ = train(problem.network, student, start, server, plan, rng, beside=iterates)
         keys = trained(mean)
@@ -158,16 +220,29 @@ class FedBE(FedAvg):
         buffers = {"buffers": weights.buffers[0]} if "buffers" in mean else {}
         return dict(zip(keys, averages, strict=True)) | buffers
 
-    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
         """The prediction of the student, or the mean of the teachers' where there is none."""
         if "theta_teachers" not in server:
             return super().predict(problem, server, x, rng, memory)
-        weights = self.ensemble(problem, server, {key: server[f"{key}_teachers"] for key in trained(server)})
-        return mixture_prediction(problem, weights, uniform(len(weights.theta), x, problem.network.dtype), x)
+        weights = self.ensemble(
+            problem, server, {key: server[f"{key}_teachers"] for key in trained(server)}
+        )
+        return mixture_prediction(
+            problem, weights, uniform(len(weights.theta), x, problem.network.dtype), x
+        )
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """Whether the round's mean was taught."""
-        return {"distilled": problem.federation.server_inputs is not None and self.distill_epochs > 0}
+        return {
+            "distilled": problem.federation.server_inputs is not None and self.distill_epochs > 0
+        }
 
 
 def trained(arrays: Arrays) -> list[str]:
@@ -180,10 +255,16 @@ def slots(problem: Problem, key: str) -> tuple[Slot, ...]:
     return problem.network.body_slots if key == "theta" else problem.network.head_slots
 
 
-def unit_moments(found: Tensor, reference: Tensor, slots: Sequence[Slot]) -> tuple[Tensor, Tensor, Tensor]:
+def unit_moments(
+    found: Tensor, reference: Tensor, slots: Sequence[Slot]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over clients of (found_i - reference) / norm, tensor by tensor [k], of its square [k], and of the norms [slots]."""
     reference = reference.double()
-    unit, square, lengths = torch.zeros_like(reference), torch.zeros_like(reference), reference.new_zeros(len(slots))
+    unit, square, lengths = (
+        torch.zeros_like(reference),
+        torch.zeros_like(reference),
+        reference.new_zeros(len(slots)),
+    )
     for row in found:
         difference = row - reference  # in float64, for row of any type, and row stays as it is
         norms = torch.stack([difference[slot.start : slot.stop].norm() for slot in slots])
@@ -201,16 +282,26 @@ def predictions(problem: Problem, weights: Weights, x: Tensor) -> Tensor:
     for block in [x] if problem.network.normalises_by_batch else x.split(BLOCK):
         each = []
         for j in range(len(weights.theta)):
-            one = Weights(*(part[j : j + 1] for part in (weights.theta, weights.head, weights.buffers)))
-            each.append(problem.likelihood.predictive(problem.network.outputs(one, block.unsqueeze(0))[0]))
-        found.append(problem.likelihood.average(torch.stack(each), uniform(len(each), block, problem.network.dtype)))
+            one = Weights(
+                *(part[j : j + 1] for part in (weights.theta, weights.head, weights.buffers))
+            )
+            each.append(
+                problem.likelihood.predictive(problem.network.outputs(one, block.unsqueeze(0))[0])
+            )
+        found.append(
+            problem.likelihood.average(
+                torch.stack(each), uniform(len(each), block, problem.network.dtype)
+            )
+        )
     return torch.cat(found)
 
 
 def sharpen(prediction: Tensor, temperature: float) -> Tensor:
     """p^(1/temperature), normalised: probabilities [n, classes], or mean and variance [n, 2, q] of a normal density."""
     if prediction.ndim == 2:
-        return (prediction.clamp_min(torch.finfo(prediction.dtype).tiny).log() / temperature).softmax(-1)
+        return (
+            prediction.clamp_min(torch.finfo(prediction.dtype).tiny).log() / temperature
+        ).softmax(-1)
     return torch.stack([prediction[:, 0], temperature * prediction[:, 1]], dim=1)
 
 
@@ -224,8 +315,14 @@ class Soft:
         """The expected loss under the prediction: KL(prediction || network) up to a constant."""
         if y.ndim == outputs.ndim:
             return -(y * outputs.log_softmax(-1)).sum(-1)
-        mean, deviation = y[..., 0, :], y[..., 1, :].sqrt()  # two points are exact for a loss that is quadratic in the target
-        return 0.5 * (self.likelihood.loss(outputs, mean - deviation) + self.likelihood.loss(outputs, mean + deviation))
+        mean, deviation = (
+            y[..., 0, :],
+            y[..., 1, :].sqrt(),
+        )  # two points are exact for a loss that is quadratic in the target
+        return 0.5 * (
+            self.likelihood.loss(outputs, mean - deviation)
+            + self.likelihood.loss(outputs, mean + deviation)
+        )
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Whether the student's likeliest class is the teachers', or the squared distance from their mean."""

@@ -54,25 +54,41 @@ class FedEM(FedAvg):
     """A mixture of shared learners with each client's own weights."""
 
     name: ClassVar[str] = "fedem"
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
-    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "personal_lr": 0.001,
+        "personal_epochs": 15,
+    }
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
     num_learners: int = setting(3, "M, the shared networks", positive=True)
     noise: float = setting(
-        0.001, "learners begin at the initial network plus noise of this deviation; 0: as different networks", least=0.0
+        0.001,
+        "learners begin at the initial network plus noise of this deviation; 0: as different networks",
+        least=0.0,
     )
-    pi_steps: int = setting(10, "E-steps by which personalisation finds a client's weights", positive=True)
+    pi_steps: int = setting(
+        10, "E-steps by which personalisation finds a client's weights", positive=True
+    )
     tune: bool = setting(True, "personalisation trains the learners too, else the weights alone")
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """M different networks (equal ones would stay equal), and uniform pi."""
         M, network = self.num_learners, problem.network
         starts = different_starts(problem, M, self.update, self.noise, rng)
-        if any(all(torch.equal(starts[key][k], starts[key][l]) for key in starts) for k, l in combinations(range(M), 2)):
+        if any(
+            all(torch.equal(starts[key][k], starts[key][l]) for key in starts)
+            for k, l in combinations(range(M), 2)
+        ):
             raise InputError(
                 "the learners would all begin alike, and so stay: give fedem.noise a small value such as 0.01, "
                 "or an initial network whose weights are not constant"
             )
-        return starts | {"pi": torch.full((M,), 1.0 / M, dtype=network.dtype, device=network.device)}
+        return starts | {
+            "pi": torch.full((M,), 1.0 / M, dtype=network.dtype, device=network.device)
+        }
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """The learners."""
@@ -84,9 +100,14 @@ class FedEM(FedAvg):
         pi = torch.full((len(clients), M), 1.0 / M, dtype=network.dtype, device=network.device)
         return {"pi": pi, "seen": torch.zeros_like(pi[:, :1])}
 
-    def e_step(self, problem: Problem, received: Arrays, clients: Clients, pi: Tensor, steps: int = 1) -> tuple[Tensor, Tensor]:
+    def e_step(
+        self, problem: Problem, received: Arrays, clients: Clients, pi: Tensor, steps: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """q(k | x, y) [M, held] of all examples, client after client, and the mean of each client's, pi [C, M]."""
-        learners, pi = start_weights(problem, received["theta"], received, self.num_learners), pi.to(received["theta"])
+        learners, pi = (
+            start_weights(problem, received["theta"], received, self.num_learners),
+            pi.to(received["theta"]),
+        )
         every_q, every_pi = [], []
         for c, own in enumerate(pi.double()):
             loss = losses(problem, learners, *clients.train.examples(c))
@@ -98,20 +119,36 @@ class FedEM(FedAvg):
         return torch.cat(every_q, dim=1).to(pi.dtype), torch.stack(every_pi).to(pi.dtype)
 
     def m_step(
-        self, problem: Problem, received: Arrays, clients: Clients, q: Tensor, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        q: Tensor,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Weights, Arrays]:
         """theta_ik, heads and buffers [C, M, ...], and each learner's loss and score [C, M]."""
         found, reports = [], []
         for k in range(self.num_learners):
             mine = one(received, k)
             start = start_weights(problem, mine["theta"], mine, len(clients))
-            trained = train(problem.network, problem.likelihood, start, clients, plan, rng, example_weights=q[k])
+            trained = train(
+                problem.network, problem.likelihood, start, clients, plan, rng, example_weights=q[k]
+            )
             found.append(trained[0])
             reports.append(trained[1])
-        return side_by_side(found), {key: torch.stack([r[key] for r in reports], dim=1) for key in ("loss", "score")}
+        return side_by_side(found), {
+            key: torch.stack([r[key] for r in reports], dim=1) for key in ("loss", "score")
+        }
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """One E-step and one M-step; the client reports the mean of its learners' losses and scores under pi."""
         q, pi = self.e_step(problem, received, clients, memory["pi"])
@@ -121,13 +158,19 @@ class FedEM(FedAvg):
         memory = {"pi": pi.clone(), "seen": torch.ones_like(memory["seen"])}
         return found | {"pi": pi, "examples": clients.sizes.double()}, memory
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """The sums of FedAvg for each learner, and sum_i w_i pi_i."""
         weight = found["examples"] if self.weighted else torch.ones_like(found["examples"])
         pi = found["pi"].double()
-        return super().summarise(problem, received, found, rng) | {"pi": (weight.to(pi.device).unsqueeze(1) * pi).sum(0)}
+        return super().summarise(problem, received, found, rng) | {
+            "pi": (weight.to(pi.device).unsqueeze(1) * pi).sum(0)
+        }
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """The mean of each learner, and of pi."""
         pi = summary["pi"] / summary["weight"]
         return super().aggregate(problem, server, summary, rng) | {"pi": pi.to(server["pi"].dtype)}
@@ -138,14 +181,29 @@ class FedEM(FedAvg):
         entropy = -(pi * pi.clamp_min(1e-300).log()).sum()
         return {"pi": pi.tolist(), "effective_learners": entropy.exp().item()}
 
-    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
         """sum_k pi_k p(y | x, theta_k), mixed as probabilities; pi is the client's own where its memory [1, ...] is given."""
         pi = memory["pi"][0] if memory and memory["seen"][0] else server["pi"]
         learners = start_weights(problem, server["theta"], server, self.num_learners)
-        return mixture_prediction(problem, learners, pi.to(server["pi"]).unsqueeze(1).expand(-1, len(x)), x)
+        return mixture_prediction(
+            problem, learners, pi.to(server["pi"]).unsqueeze(1).expand(-1, len(x)), x
+        )
 
     def personalise(
-        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        server: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> Personalised:
         """pi by E-steps from the client's own, or uniform; then the M-step of the client update with the head trained too."""
         received = self.broadcast(server, clients.ids.tolist())
@@ -154,7 +212,9 @@ class FedEM(FedAvg):
             weights, _ = self.m_step(problem, received, clients, q, plan, rng)
         else:
             learners = [one(received, k) for k in range(self.num_learners)]
-            weights = side_by_side([start_weights(problem, mine["theta"], mine, len(clients)) for mine in learners])
+            weights = side_by_side(
+                [start_weights(problem, mine["theta"], mine, len(clients)) for mine in learners]
+            )
         return Personalised(problem, weights.theta, weights.head, weights.buffers, pi)
 
 

@@ -49,11 +49,24 @@ class FedPA(FedAvg):
     """Posterior averaging: FedAvg whose clients correct their step by the covariance of their own posterior."""
 
     name: ClassVar[str] = "fedpa"
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
-    rho: float = setting(0.001, "weight of the sample covariance against the identity (shrinkage)", least=0.0)
-    local_samples: int = setting(4, "l, posterior samples of a client in a round; 1 is FedAvg", positive=True)
-    burn_in: float = setting(0.8, "share of a client's local training before its first sample", least=0.0, most=1.0)
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "personal_lr": 0.003,
+        "personal_epochs": 15,
+    }
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
+    rho: float = setting(
+        0.001, "weight of the sample covariance against the identity (shrinkage)", least=0.0
+    )
+    local_samples: int = setting(
+        4, "l, posterior samples of a client in a round; 1 is FedAvg", positive=True
+    )
+    burn_in: float = setting(
+        0.8, "share of a client's local training before its first sample", least=0.0, most=1.0
+    )
     warm_up: int = setting(0, "rounds of FedAvg before the first posterior samples", least=0)
     server_lr: float = setting(1.0, "the server's step on the averaged delta", positive=True)
     server_momentum: float = setting(0.0, "momentum of the server's step", least=0.0, most=1.0)
@@ -61,7 +74,11 @@ class FedPA(FedAvg):
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """The initial network, a server at rest, no round done."""
         server = {"theta": problem.network.theta.clone(), **shared_parts(problem, self.update)}
-        velocities = {f"{key}_velocity": torch.zeros_like(server[key]) for key in ("theta", "head") if key in server}
+        velocities = {
+            f"{key}_velocity": torch.zeros_like(server[key])
+            for key in ("theta", "head")
+            if key in server
+        }
         return server | velocities | {"rounds": torch.zeros((), dtype=torch.int64)}
 
     def sampling(self, server: Arrays) -> bool:
@@ -74,7 +91,13 @@ class FedPA(FedAvg):
         return sent | ({"sample": server["theta"].new_zeros(0)} if self.sampling(server) else {})
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """theta - Delta_i, of body and head as one vector where both are trained; buffers as SGD left them."""
         if "sample" not in received:
@@ -83,7 +106,9 @@ class FedPA(FedAvg):
         start = start_weights(problem, received["theta"], received, len(clients))
         examples = (plan.epochs * clients.sizes).tolist()
         iterates = Iterates(start, "head" in keys, examples, self.burn_in, self.local_samples)
-        weights, reports = train(problem.network, problem.likelihood, start, clients, plan, rng, beside=iterates)
+        weights, reports = train(
+            problem.network, problem.likelihood, start, clients, plan, rng, beside=iterates
+        )
         sent = torch.cat([received[key] for key in keys])
         samples = [iterates.averages(c) for c in range(len(clients))]
         if max(map(len, samples)) == 1:
@@ -94,28 +119,43 @@ class FedPA(FedAvg):
             )
         for c in range(len(clients)):
             point = posterior_point(sent, samples[c], self.rho)
-            for key, part in zip(keys, point.split([len(received[key]) for key in keys]), strict=True):
+            for key, part in zip(
+                keys, point.split([len(received[key]) for key in keys]), strict=True
+            ):
                 getattr(weights, key)[c] = part
-        return {key: getattr(weights, key) for key in ("theta", *SHARED) if key in received} | reports, memory
+        return {
+            key: getattr(weights, key) for key in ("theta", *SHARED) if key in received
+        } | reports, memory
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """A step of SGD with momentum on the averaged delta; buffers are averaged."""
         new = {"theta": server["theta"], **average_shared(server, summary)}
         for key in ("theta", "head"):
             if key in summary:
-                velocity = self.server_momentum * server[f"{key}_velocity"] + summary[key] / summary["weight"]
+                velocity = (
+                    self.server_momentum * server[f"{key}_velocity"]
+                    + summary[key] / summary["weight"]
+                )
                 new[key] = step(server[key], self.server_lr * velocity)
                 new[f"{key}_velocity"] = velocity.to(server[key].dtype)
         return new | {"rounds": server["rounds"] + 1}
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """Whether clients were to sample, and the length of the averaged delta."""
-        return {"sampled": self.sampling(server), "delta": (summary["theta"] / summary["weight"]).norm().item()}
+        return {
+            "sampled": self.sampling(server),
+            "delta": (summary["theta"] / summary["weight"]).norm().item(),
+        }
 
 
 def posterior_point(theta: Tensor, samples: Sequence[Tensor], rho: float) -> Tensor:
     """theta - Sigma^-1 (theta - mean x) for samples x_1 .. x_l [d]; x_1 itself where there is only one."""
-    point, mean = samples[0].clone(), samples[0].clone()  # point: theta + A^-1 (mean - theta), for the samples so far
+    point, mean = (
+        samples[0].clone(),
+        samples[0].clone(),
+    )  # point: theta + A^-1 (mean - theta), for the samples so far
     earlier: list[tuple[Tensor, float]] = []  # v_k, and gamma_k / (1 + gamma_k u_k.v_k)
     for t, x in enumerate(samples[1:], start=2):
         u = x - mean

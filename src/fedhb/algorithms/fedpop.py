@@ -52,18 +52,33 @@ class FedPop(FedAvg):
     """A common body under heads that are sampled."""
 
     name: ClassVar[str] = "fedpop"
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
-    update: str = setting("full", "what is learnt: body, or full (and the mean mu_z of the heads)", choices=("body", "full"))
-    prior_scale: float = setting(0.1, "s: deviation of the clients' heads around mu_z", positive=True)
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "personal_lr": 0.01,
+        "personal_epochs": 5,
+    }
+    update: str = setting(
+        "full",
+        "what is learnt: body, or full (and the mean mu_z of the heads)",
+        choices=("body", "full"),
+    )
+    prior_scale: float = setting(
+        0.1, "s: deviation of the clients' heads around mu_z", positive=True
+    )
     head_epochs: int = setting(4, "epochs of a chain", positive=True)
     burn_in: float = setting(0.5, "share of a chain that is dropped", least=0.0, most=1.0)
     num_heads: int = setting(5, "heads kept of a chain", positive=True)
-    noise: float = setting(1.0, "multiplies the chain's noise: 1 samples the posterior, 0 only climbs", least=0.0)
+    noise: float = setting(
+        1.0, "multiplies the chain's noise: 1 samples the posterior, 0 only climbs", least=0.0
+    )
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """The initial network."""
         if not len(problem.network.head):
-            raise InputError("fedpop samples the head, and this network has none: name one with head=...")
+            raise InputError(
+                "fedpop samples the head, and this network has none: name one with head=..."
+            )
         return super().start(problem, rng)
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
@@ -72,7 +87,13 @@ class FedPop(FedAvg):
         return {"heads": heads.repeat(len(clients), 1, 1), "seen": heads.new_zeros(len(clients), 1)}
 
     def sample_and_fit(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Weights, Tensor, Arrays]:
         """A chain of heads under the received body, then SGD on the body under the kept heads [C, M, h]."""
         start = start_weights(problem, received["theta"], received, len(clients))
@@ -80,29 +101,56 @@ class FedPop(FedAvg):
         start.head = torch.where(memory["seen"].bool(), memory["heads"][:, -1], start.head)
         heads = self.chain(problem, start, mean, clients, plan, rng)
         solver = Sgd(problem.network, start, replace(plan, train_head=False))
-        everyone, generators = torch.arange(len(clients)), [rng(i, "heads") for i in clients.ids.tolist()]
+        everyone, generators = (
+            torch.arange(len(clients)),
+            [rng(i, "heads") for i in clients.ids.tolist()],
+        )
         for batch in batches(clients, plan, rng, merge_single=problem.network.has_batch_norm):
             for c in everyone[batch.active].tolist():
-                start.head[c] = heads[c, int(torch.randint(self.num_heads, (), generator=generators[c]))]
+                start.head[c] = heads[
+                    c, int(torch.randint(self.num_heads, (), generator=generators[c]))
+                ]
             solver.step(batch, problem.likelihood)
         return start, heads, solver.report() | {"examples": clients.sizes.double()}
 
-    def chain(self, problem: Problem, start: Weights, mean: Tensor, clients: Clients, plan: Plan, rng: Randomness) -> Tensor:
+    def chain(
+        self,
+        problem: Problem,
+        start: Weights,
+        mean: Tensor,
+        clients: Clients,
+        plan: Plan,
+        rng: Randomness,
+    ) -> Tensor:
         """Langevin sampling of the heads from `start` on, the bodies fixed, a prior around mean [h]: the kept ones [C, M, h]."""
-        plan, merge = replace(plan, epochs=self.head_epochs, train_head=True), problem.network.has_batch_norm
+        plan, merge = (
+            replace(plan, epochs=self.head_epochs, train_head=True),
+            problem.network.has_batch_norm,
+        )
         z, sizes = start.head.clone(), clients.sizes.to(start.head).unsqueeze(1)
         solver = Sgd(problem.network, Weights(start.theta, z, start.buffers.clone()), plan)
-        pull = plan.lr / (self.prior_scale**2 * sizes)  # lr mu of the penalty mu/2 ||z - mean||^2 per example
+        pull = plan.lr / (
+            self.prior_scale**2 * sizes
+        )  # lr mu of the penalty mu/2 ||z - mean||^2 per example
         deviation = self.noise * (2.0 * plan.lr / sizes).sqrt()
-        lengths = [plan.epochs * ((n - 1 - merge) // plan.batch_size + 1) for n in clients.sizes.tolist()]
-        everyone, generators = torch.arange(len(clients)), [rng(i, "langevin") for i in clients.ids.tolist()]
+        lengths = [
+            plan.epochs * ((n - 1 - merge) // plan.batch_size + 1) for n in clients.sizes.tolist()
+        ]
+        everyone, generators = (
+            torch.arange(len(clients)),
+            [rng(i, "langevin") for i in clients.ids.tolist()],
+        )
         heads, done = z.unsqueeze(1).repeat(1, self.num_heads, 1), [0] * len(clients)
-        other = replace(rng, seed=derive(rng.seed, "chain"))  # batches in another order than the body's
+        other = replace(
+            rng, seed=derive(rng.seed, "chain")
+        )  # batches in another order than the body's
         for batch in batches(clients, plan, other, merge_single=merge):
             active, own = batch.active, everyone[batch.active].tolist()
             _, gradient = solver.gradients(batch, problem.likelihood, body=False)
             assert gradient is not None
-            noise = torch.stack([torch.randn(len(mean), generator=generators[c], dtype=torch.float32) for c in own]).to(z)
+            noise = torch.stack(
+                [torch.randn(len(mean), generator=generators[c], dtype=torch.float32) for c in own]
+            ).to(z)
             moved = z[active] - plan.lr * gradient + deviation[active] * noise
             z[active] = (moved + pull[active] * mean) / (1.0 + pull[active])
             for c in own:
@@ -113,7 +161,13 @@ class FedPop(FedAvg):
         return heads
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """theta_i, and where mu_z is learnt the mean of z_i; the heads stay with the client."""
         weights, heads, reports = self.sample_and_fit(problem, received, clients, memory, plan, rng)
@@ -121,18 +175,41 @@ class FedPop(FedAvg):
         found = {key: getattr(weights, key) for key in received}
         return found | reports, {"heads": heads, "seen": torch.ones_like(memory["seen"])}
 
-    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
         """The mean prediction of the heads of one client that remembers some, or that of the head mu_z."""
         heads = memory["heads"][0] if memory is not None and memory["seen"].all() else None
-        weights = start_weights(problem, server["theta"], server, 1 if heads is None else len(heads))
+        weights = start_weights(
+            problem, server["theta"], server, 1 if heads is None else len(heads)
+        )
         weights.head = weights.head if heads is None else heads
-        return mixture_prediction(problem, weights, uniform(len(weights.head), x, problem.network.dtype), x)
+        return mixture_prediction(
+            problem, weights, uniform(len(weights.head), x, problem.network.dtype), x
+        )
 
     def personalise(
-        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        server: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> Personalised:
         """The client update, from the client's own head if it has one; the prediction is the mean over the kept heads."""
-        weights, heads, _ = self.sample_and_fit(problem, self.broadcast(server, clients.ids.tolist()), clients, memory, plan, rng)
-        theta, buffers = (v.unsqueeze(1).expand(-1, self.num_heads, -1) for v in (weights.theta, weights.buffers))
-        shares = torch.full(heads.shape[:2], 1.0 / self.num_heads, dtype=heads.dtype, device=heads.device)
+        weights, heads, _ = self.sample_and_fit(
+            problem, self.broadcast(server, clients.ids.tolist()), clients, memory, plan, rng
+        )
+        theta, buffers = (
+            v.unsqueeze(1).expand(-1, self.num_heads, -1) for v in (weights.theta, weights.buffers)
+        )
+        shares = torch.full(
+            heads.shape[:2], 1.0 / self.num_heads, dtype=heads.dtype, device=heads.device
+        )
         return Personalised(problem, theta, heads, buffers, shares)

@@ -24,8 +24,15 @@ class FedProx(FedAvg):
 
     name: ClassVar[str] = "fedprox"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.001, "personal_epochs": 15}
-    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "personal_lr": 0.001,
+        "personal_epochs": 15,
+    }
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
     mu: float = setting(0.01, "strength of the pull towards the received weights", least=0.0)
 
     def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:

@@ -50,11 +50,16 @@ class Hierarchical(Stateless, ABC):
 
     kl_weight: float = setting(1.0, "multiplies the KL terms; 1 is the ELBO itself", least=0.0)
     begin: str = setting(
-        "global", "clients begin at the global value, or at their own last iterate: global or last", choices=("global", "last")
+        "global",
+        "clients begin at the global value, or at their own last iterate: global or last",
+        choices=("global", "last"),
     )
 
     average: float = setting(
-        0.0, "share of the last steps of a personalisation whose weights are averaged: 0 for none", least=0.0, most=1.0
+        0.0,
+        "share of the last steps of a personalisation whose weights are averaged: 0 for none",
+        least=0.0,
+        most=1.0,
     )
 
     p_do = 1.0
@@ -105,15 +110,21 @@ class Hierarchical(Stateless, ABC):
         """E_{q(phi) q_i}[log p(theta_i | phi)] up to a constant, for m [C, d] -> [C]."""
 
     @abstractmethod
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """The sums that `aggregate` needs."""
 
     @abstractmethod
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """argmin of L_0 (Alg. 1, step 5)."""
 
     @abstractmethod
-    def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, problem: Problem, server: Arrays, count: int, generator: torch.Generator
+    ) -> Tensor:
         """theta^(s) ~ int p(theta | phi) q(phi) dphi, [count, d]."""
 
     # What every family inherits ------------------------------------------------------------------------------------------
@@ -122,7 +133,10 @@ class Hierarchical(Stateless, ABC):
         """The last iterate, where clients begin at it; `seen` is 0 before a client's first round."""
         if self.begin != "last":
             return {}
-        return {"m": repeat(problem.network.theta, len(clients)), "seen": problem.network.theta.new_zeros(len(clients), 1)}
+        return {
+            "m": repeat(problem.network.theta, len(clients)),
+            "seen": problem.network.theta.new_zeros(len(clients), 1),
+        }
 
     def beginning(self, problem: Problem, received: Arrays, clients: Clients) -> Weights:
         """Where clients that do not begin at their last iterate do: at the centre."""
@@ -155,7 +169,14 @@ class Hierarchical(Stateless, ABC):
             head_pull = self.head_pull(problem, received, sizes) if plan.train_head else None
         prior: Any = {"pull": pull, "head_pull": head_pull, "p_do": self.p_do}
         weights, reports = train(
-            problem.network, problem.likelihood, start, clients, plan, rng, **prior, beside=iterates or beside
+            problem.network,
+            problem.likelihood,
+            start,
+            clients,
+            plan,
+            rng,
+            **prior,
+            beside=iterates or beside,
         )
         if iterates is not None:
             iterates.settle()
@@ -171,10 +192,20 @@ class Hierarchical(Stateless, ABC):
 
     def found(self, weights: Weights, received: Arrays, reports: Arrays) -> Arrays:
         """What a client sends: m_i, and the head and buffers that are shared."""
-        return {"m": weights.theta} | {key: getattr(weights, key) for key in ("head", "buffers") if key in received} | reports
+        return (
+            {"m": weights.theta}
+            | {key: getattr(weights, key) for key in ("head", "buffers") if key in received}
+            | reports
+        )
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """Alg. 1, step 3."""
         weights, reports = self.fit(problem, received, clients, memory, plan, rng)
@@ -182,24 +213,47 @@ class Hierarchical(Stateless, ABC):
 
     def recall(self, weights: Weights, memory: Arrays) -> Arrays:
         """The clients' new memory."""
-        return {"m": weights.theta.clone(), "seen": torch.ones_like(memory["seen"])} if memory else memory
+        return (
+            {"m": weights.theta.clone(), "seen": torch.ones_like(memory["seen"])}
+            if memory
+            else memory
+        )
 
     def mean(self, problem: Problem, server: Arrays) -> Tensor:
         """The mean of theta under q(phi) [d], for prediction without sampling."""
         return self.centre(server)
 
-    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
         """Alg. 2: the mean prediction of S sampled networks."""
         if self.num_samples == 0:
             theta = self.mean(problem, server).unsqueeze(0)
         else:
-            theta = self.sample(problem, server, self.num_samples, rng(SERVER, "predict")).to(problem.network.dtype)
-        weights = start_weights(problem, self.mean(problem, server), self.common(server), len(theta))
+            theta = self.sample(problem, server, self.num_samples, rng(SERVER, "predict")).to(
+                problem.network.dtype
+            )
+        weights = start_weights(
+            problem, self.mean(problem, server), self.common(server), len(theta)
+        )
         weights.theta = theta
-        return mixture_prediction(problem, weights, uniform(len(theta), x, problem.network.dtype), x)
+        return mixture_prediction(
+            problem, weights, uniform(len(theta), x, problem.network.dtype), x
+        )
 
     def personalise(
-        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        server: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> Personalised:
         """Alg. 3: the client update with the head trained too; the prediction is taken at m, the mean of the last iterates."""
         received = self.broadcast(server, clients.ids.tolist())
@@ -208,28 +262,46 @@ class Hierarchical(Stateless, ABC):
 
     # The objectives, as functions ------------------------------------------------------------------------------------------
 
-    def expected_loss(self, problem: Problem, received: Arrays, clients: Clients, m: Tensor) -> Tensor:
+    def expected_loss(
+        self, problem: Problem, received: Arrays, clients: Clients, m: Tensor
+    ) -> Tensor:
         """-log p(D_i | m_i) for each client, over all of its training data: m [C, d] -> [C]."""
         weights = start_weights(problem, self.centre(received), self.common(received), len(clients))
         total = []
         for c in range(len(clients)):
             x, y = clients.train.examples(c)
             one = Weights(m[c : c + 1], weights.head[c : c + 1], weights.buffers[c : c + 1])
-            total.append(problem.likelihood.loss(problem.network.outputs(one, x.unsqueeze(0)), y.unsqueeze(0)).sum())
+            total.append(
+                problem.likelihood.loss(
+                    problem.network.outputs(one, x.unsqueeze(0)), y.unsqueeze(0)
+                ).sum()
+            )
         return torch.stack(total)
 
-    def client_objective(self, problem: Problem, received: Arrays, clients: Clients, m: Tensor) -> Tensor:
+    def client_objective(
+        self, problem: Problem, received: Arrays, clients: Clients, m: Tensor
+    ) -> Tensor:
         """L_i for each client [C] (eq:elbo_1_indiv), up to a constant."""
-        return self.expected_loss(problem, received, clients, m) + self.kl_weight * self.kl(problem, received, m)
+        return self.expected_loss(problem, received, clients, m) + self.kl_weight * self.kl(
+            problem, received, m
+        )
 
     def server_objective(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
         """L_0 (eq:elbo_2) for the m [N_f, d] of a cohort, up to a constant."""
         scale = problem.federation.num_clients / len(m)
-        return self.global_kl(problem, server) - scale * self.expected_log_prior(problem, server, m).sum()
+        return (
+            self.global_kl(problem, server)
+            - scale * self.expected_log_prior(problem, server, m).sum()
+        )
 
-    def negative_elbo(self, problem: Problem, server: Arrays, clients: Clients, m: Tensor) -> Tensor:
+    def negative_elbo(
+        self, problem: Problem, server: Arrays, clients: Clients, m: Tensor
+    ) -> Tensor:
         """L (eq:elbo), as the N / N_f estimate where `clients` are a cohort; up to a constant."""
-        scale, rest = problem.federation.num_clients / len(clients), self.server_objective(problem, server, m)
+        scale, rest = (
+            problem.federation.num_clients / len(clients),
+            self.server_objective(problem, server, m),
+        )
         return scale * self.expected_loss(problem, server, clients, m).sum() + self.kl_weight * rest
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
@@ -237,5 +309,11 @@ class Hierarchical(Stateless, ABC):
         count = summary["count"].item()
         loss, kl = summary["loss"].item(), self.kl_weight * self.total_kl(problem, server, summary)
         N, normaliser = problem.federation.num_clients, float(self.log_normaliser(problem, server))
-        nelbo = N / count * (loss + kl) + self.kl_weight * (N * normaliser + float(self.global_kl(problem, server)))
-        return {"negative_elbo": nelbo, "kl": kl / count, "penalty_share": kl / (loss + kl) if loss + kl else 0.0}
+        nelbo = N / count * (loss + kl) + self.kl_weight * (
+            N * normaliser + float(self.global_kl(problem, server))
+        )
+        return {
+            "negative_elbo": nelbo,
+            "kl": kl / count,
+            "penalty_share": kl / (loss + kl) if loss + kl else 0.0,
+        }

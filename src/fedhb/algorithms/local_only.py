@@ -28,7 +28,15 @@ import torch
 from torch import Tensor
 
 from fedhb.algorithms.contract import Arrays, Personalised, Problem, Stateless
-from fedhb.algorithms.toolbox import SHARED, mixture_prediction, repeat, shared_parts, start_weights, summarise_shared, uniform
+from fedhb.algorithms.toolbox import (
+    SHARED,
+    mixture_prediction,
+    repeat,
+    shared_parts,
+    start_weights,
+    summarise_shared,
+    uniform,
+)
 from fedhb.clients.clients import Clients
 from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER, Randomness
@@ -45,9 +53,18 @@ class LocalOnly(Stateless):
 
     name: ClassVar[str] = "local"
     sends: ClassVar[bool] = False
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.1, "momentum": 0.9, "personal_lr": 0.01, "personal_epochs": 5}
-    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
-    num_models: int = setting(50, "M, local models whose predictions the global one averages", positive=True)
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "personal_lr": 0.01,
+        "personal_epochs": 5,
+    }
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
+    num_models: int = setting(
+        50, "M, local models whose predictions the global one averages", positive=True
+    )
 
     def initial(self, problem: Problem, count: int) -> Arrays:
         """The initial network `count` times: theta, the head where it is trained, buffers."""
@@ -56,7 +73,9 @@ class LocalOnly(Stateless):
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """M free places."""
-        owner = torch.full((self.num_models,), SERVER, dtype=torch.int64, device=problem.network.device)
+        owner = torch.full(
+            (self.num_models,), SERVER, dtype=torch.int64, device=problem.network.device
+        )
         return self.initial(problem, self.num_models) | {"owner": owner}
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
@@ -67,22 +86,35 @@ class LocalOnly(Stateless):
         """A client's model, which is the initial network before its first round."""
         return self.initial(problem, len(clients))
 
-    def fit(self, problem: Problem, memory: Arrays, clients: Clients, plan: Plan, rng: Randomness) -> tuple[Weights, Arrays]:
+    def fit(
+        self, problem: Problem, memory: Arrays, clients: Clients, plan: Plan, rng: Randomness
+    ) -> tuple[Weights, Arrays]:
         """tau epochs of SGD from where the client stopped."""
         start = start_weights(problem, memory["theta"], memory, len(clients))
         return train(problem.network, problem.likelihood, start, clients, plan, rng)
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """The clients' models, which they remember."""
         weights, reports = self.fit(problem, memory, clients, plan, rng)
         model = {key: getattr(weights, key) for key in memory}
         return model | reports | {"client": clients.ids.to(problem.network.device)}, model
 
-    def places(self, problem: Problem, owner: Tensor, ids: Sequence[int], rng: Randomness) -> Tensor:
+    def places(
+        self, problem: Problem, owner: Tensor, ids: Sequence[int], rng: Randomness
+    ) -> Tensor:
         """One where a client owns a place or drew it [C, M]."""
-        free, held = (owner == SERVER).nonzero().flatten(), {i: k for k, i in enumerate(owner.tolist()) if i != SERVER}
+        free, held = (
+            (owner == SERVER).nonzero().flatten(),
+            {i: k for k, i in enumerate(owner.tolist()) if i != SERVER},
+        )
         numbers = max(len(free), problem.federation.num_clients - len(held))
         chosen = torch.zeros(len(ids), len(owner), dtype=torch.float64, device=owner.device)
         for row, i in zip(chosen, ids, strict=True):
@@ -92,7 +124,9 @@ class LocalOnly(Stateless):
                 row[free[number]] = 1.0
         return chosen
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """How many clients, their ids and their models, by place."""
         ids = found["client"]
         chosen = self.places(problem, received["owner"], ids.tolist(), rng)
@@ -103,16 +137,27 @@ class LocalOnly(Stateless):
             **summarise_shared(found, {}, found["examples"]),
         }
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """A place that one client owns or drew takes its model."""
         alone = summary["places"] == 1.0
-        model = {key: (summary[key].to(server[key].dtype), server[key]) for key in MODEL if key in server}
+        model = {
+            key: (summary[key].to(server[key].dtype), server[key]) for key in MODEL if key in server
+        }
         return {
             **{key: torch.where(alone.unsqueeze(1), new, old) for key, (new, old) in model.items()},
             "owner": torch.where(alone, summary["owner"].to(torch.int64), server["owner"]),
         }
 
-    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
         """The mean prediction of the models that the server holds; that of the initial network where it holds none."""
         held = (server["owner"] != SERVER).nonzero().flatten()
         rows = held if len(held) else torch.zeros_like(server["owner"][:1])
@@ -121,7 +166,13 @@ class LocalOnly(Stateless):
         return mixture_prediction(problem, weights, uniform(len(rows), x, problem.network.dtype), x)
 
     def personalise(
-        self, problem: Problem, server: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        server: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> Personalised:
         """The client's own model, trained on with the head too."""
         weights, _ = self.fit(problem, memory, clients, plan, rng)

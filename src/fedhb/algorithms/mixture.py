@@ -61,22 +61,44 @@ class Mixture(Hierarchical):
 
     name: ClassVar[str] = "mixture"
     private: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {"lr": 0.05, "momentum": 0.9, "personal_lr": 0.003, "personal_epochs": 15}
-    update: str = setting("full", "what is trained: body, or full (body and head)", choices=("body", "full"))
+    training: ClassVar[Mapping[str, float]] = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "personal_lr": 0.003,
+        "personal_epochs": 15,
+    }
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
     begin: str = setting(
-        "global", "where clients begin: global (the centre), last, or nearest (prototype)", choices=("global", "last", "nearest")
+        "global",
+        "where clients begin: global (the centre), last, or nearest (prototype)",
+        choices=("global", "last", "nearest"),
     )
     num_prototypes: int = setting(2, "K", positive=True)
-    sigma2: float = setting(1.0, "variance of a client's weights around its prototype", positive=True)
-    noise: float = setting(1e-3, "prototypes begin at the initial network plus noise of this deviation", least=0.0)
-    patience: int = setting(30, "rounds without clients after which a prototype starts again", least=0)
-    shrink: bool = setting(False, "the prior N(0, I) on prototypes, sigma2 / N in the M-step, as printed")
+    sigma2: float = setting(
+        1.0, "variance of a client's weights around its prototype", positive=True
+    )
+    noise: float = setting(
+        1e-3, "prototypes begin at the initial network plus noise of this deviation", least=0.0
+    )
+    patience: int = setting(
+        30, "rounds without clients after which a prototype starts again", least=0
+    )
+    shrink: bool = setting(
+        False, "the prior N(0, I) on prototypes, sigma2 / N in the M-step, as printed"
+    )
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
         """Prototypes at one network plus small noise (equal ones would stay equal, far ones would die); gate = the body."""
         theta, K = problem.network.theta, self.num_prototypes
-        noise = torch.randn(K, len(theta), generator=rng(SERVER, "prototypes"), dtype=torch.float32).to(theta)
-        server = {"r": theta + (self.noise if K > 1 else 0.0) * noise, "idle": torch.zeros(K, dtype=torch.int64)}
+        noise = torch.randn(
+            K, len(theta), generator=rng(SERVER, "prototypes"), dtype=torch.float32
+        ).to(theta)
+        server = {
+            "r": theta + (self.noise if K > 1 else 0.0) * noise,
+            "idle": torch.zeros(K, dtype=torch.int64),
+        }
         shared = shared_parts(problem, self.update, shortens=self.shrink)
         if "buffers" in shared:
             server["buffers"] = repeat(shared.pop("buffers"), K)
@@ -96,7 +118,9 @@ class Mixture(Hierarchical):
 
     def common(self, received: Arrays) -> Arrays:
         """A client begins with the mean of the prototypes' buffers."""
-        return received | ({"buffers": received["buffers"].mean(0)} if "buffers" in received else {})
+        return received | (
+            {"buffers": received["buffers"].mean(0)} if "buffers" in received else {}
+        )
 
     def beginning(self, problem: Problem, received: Arrays, clients: Clients) -> Weights:
         """The centre, or (begin="nearest") the prototype under which a sample of the client's own data is likeliest."""
@@ -126,40 +150,68 @@ class Mixture(Hierarchical):
         weights.buffers = server.get("buffers", weights.buffers)
         return weights
 
-    def pull(self, problem: Problem, received: Arrays, sizes: Tensor, near: Nearness | None = None) -> Pull:
+    def pull(
+        self, problem: Problem, received: Arrays, sizes: Tensor, near: Nearness | None = None
+    ) -> Pull:
         """mu = kl_weight / (sigma2 |D_i|), towards sum_j c(j|m) r_j with c at the current m: Jensen's bound, as in EM."""
         r = received["r"]
-        sizes = sizes[:1] if (sizes == sizes[0]).all() else sizes  # equal clients share one strength
+        sizes = (
+            sizes[:1] if (sizes == sizes[0]).all() else sizes
+        )  # equal clients share one strength
         mu = (self.kl_weight / (self.sigma2 * sizes.to(r.dtype))).unsqueeze(1)
-        return Pull(mu, r[0]) if len(r) == 1 else Pull(mu, r, (near or Nearness(r, self.sigma2)).responsibilities)
+        return (
+            Pull(mu, r[0])
+            if len(r) == 1
+            else Pull(mu, r, (near or Nearness(r, self.sigma2)).responsibilities)
+        )
 
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
         """-log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2)), which is never negative."""
-        return distributions.mixture_penalty(m, received["r"], self.sigma2) + math.log(len(received["r"]))
+        return distributions.mixture_penalty(m, received["r"], self.sigma2) + math.log(
+            len(received["r"])
+        )
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """Alg. 7, step 3: m_i by proximal SGD, and beta_i by SGD on (x, j*) with the same minibatches."""
         K = len(received["r"])
         if K == 1:
             return super().local_update(problem, received, clients, memory, plan, rng)
         near = Nearness(received["r"], self.sigma2)
-        gate = Sgd(problem.network.gate(K), gate_weights(problem, received, len(clients)), replace(plan, train_head=False))
+        gate = Sgd(
+            problem.network.gate(K),
+            gate_weights(problem, received, len(clients)),
+            replace(plan, train_head=False),
+        )
 
         def train_gate(batch: Batch, m: Tensor) -> None:
             j_star = near.scores(m).argmax(1)  # [A]
             gate.step(batch, Categorical(K), y=j_star.unsqueeze(1).expand(batch.y.shape[:2]))
 
         # the next step's pull asks how near m is where the gate has asked: one answer serves both
-        pull = self.pull(problem, received, clients.sizes.to(problem.network.device), near) if self.kl_weight > 0 else None
-        weights, reports = self.fit(problem, received, clients, memory, plan, rng, pull, beside=train_gate)
+        pull = (
+            self.pull(problem, received, clients.sizes.to(problem.network.device), near)
+            if self.kl_weight > 0
+            else None
+        )
+        weights, reports = self.fit(
+            problem, received, clients, memory, plan, rng, pull, beside=train_gate
+        )
         found = self.found(weights, received, reports) | {"beta": gate.weights.theta}
         if "beta_buffers" in received:
             found["beta_buffers"] = gate.weights.buffers
         return found, self.recall(weights, memory)
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """E-step: sum_i c(j|i) and sum_i c(j|i) (m_i - r_j); sums of beta_i, and of the buffers under c."""
         m, r = found["m"], received["r"]
         c = distributions.responsibilities(m, r, self.sigma2).double()  # [C, K]
@@ -173,7 +225,9 @@ class Mixture(Hierarchical):
                 sums[key] = differences(found[key], received[key], ones)
         return sums
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """M-step on the prototypes that have clients; dead ones wait, then start again beside the most used one."""
         count, mass = summary["count"], summary["c"].unsqueeze(1)
         alive = summary["c"] / count >= ALIVE
@@ -184,14 +238,20 @@ class Mixture(Hierarchical):
         idle = torch.where(alive, 0, server["idle"] + 1)
         respawn = idle > self.patience
         if respawn.any():
-            noise = torch.randn(server["r"].shape, generator=rng(SERVER, "respawn"), dtype=torch.float32).to(r)
+            noise = torch.randn(
+                server["r"].shape, generator=rng(SERVER, "respawn"), dtype=torch.float32
+            ).to(r)
             r = torch.where(respawn.unsqueeze(1), r[summary["c"].argmax()] + self.noise * noise, r)
             idle = torch.where(respawn, 0, idle)
         new = {"r": r.to(server["r"].dtype), "idle": idle, **average_shared(server, summary)}
         if "prototype_buffers" in summary:
-            step_by_prototype = torch.where(alive.unsqueeze(1), summary["prototype_buffers"] / mass.clamp_min(ALIVE), 0.0)
+            step_by_prototype = torch.where(
+                alive.unsqueeze(1), summary["prototype_buffers"] / mass.clamp_min(ALIVE), 0.0
+            )
             buffers = step(server["buffers"], step_by_prototype)
-            new["buffers"] = torch.where(respawn.unsqueeze(1), buffers[summary["c"].argmax()], buffers)
+            new["buffers"] = torch.where(
+                respawn.unsqueeze(1), buffers[summary["c"].argmax()], buffers
+            )
         for key in ("beta", "beta_buffers"):
             if key in summary:
                 new[key] = step(server[key], summary[key] / count)
@@ -201,9 +261,18 @@ class Mixture(Hierarchical):
         """Under noise of this deviation (privacy.py), a prototype whose mass does not stand out of it has no clients."""
         return summary | {"c": torch.where(summary["c"] > 2.0 * deviation, summary["c"], 0.0)}
 
-    def predict(self, problem: Problem, server: Arrays, x: Tensor, rng: Randomness, memory: Arrays | None = None) -> Tensor:
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
         """Alg. 8: sum_j g_j(x) p(y | x, r_j), mixed as probabilities."""
-        return mixture_prediction(problem, self.prototypes(problem, server), self.gate(problem, server, x), x)
+        return mixture_prediction(
+            problem, self.prototypes(problem, server), self.gate(problem, server, x), x
+        )
 
     def gate(self, problem: Problem, server: Arrays, x: Tensor) -> Tensor:
         """g_j(x), [K, n]."""
@@ -213,7 +282,9 @@ class Mixture(Hierarchical):
         weights = gate_weights(problem, server, 1)
         return problem.network.gate(K).outputs(weights, x.unsqueeze(0))[0].softmax(-1).T
 
-    def sample(self, problem: Problem, server: Arrays, count: int, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, problem: Problem, server: Arrays, count: int, generator: torch.Generator
+    ) -> Tensor:
         """theta ~ 1/K sum_j N(r_j, (sigma2 + eps^2) I): the prior predictive, which the gate replaces in prediction."""
         j = torch.randint(len(server["r"]), (count,), generator=generator)
         noise = torch.randn(count, problem.network.num_params, generator=generator)
@@ -221,7 +292,11 @@ class Mixture(Hierarchical):
 
     def global_kl(self, problem: Problem, server: Arrays) -> Tensor:
         """1/2 sum_j ||r_j||^2, or nothing under a flat prior on the prototypes."""
-        return 0.5 * server["r"].double().square().sum() if self.shrink else torch.zeros((), dtype=torch.float64)
+        return (
+            0.5 * server["r"].double().square().sum()
+            if self.shrink
+            else torch.zeros((), dtype=torch.float64)
+        )
 
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
         """log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2))."""
@@ -239,4 +314,6 @@ def gate_weights(problem: Problem, received: Arrays, count: int) -> Weights:
     """The gate's weights for `count` clients: beta under the gate's fixed random head."""
     network = problem.network.gate(len(received["r"]))
     buffers = received.get("beta_buffers", network.buffers)
-    return Weights(repeat(received["beta"], count), repeat(network.head, count), repeat(buffers, count))
+    return Weights(
+        repeat(received["beta"], count), repeat(network.head, count), repeat(buffers, count)
+    )

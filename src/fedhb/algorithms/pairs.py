@@ -38,7 +38,11 @@ class Pair:
 
     def step(self, active: slice | Tensor, gradient: Tensor) -> None:
         """A step of q_i and one of w, given the gradient of the mean loss at the drawn theta [A, k]."""
-        values, velocities, strength = self.values[:, active], self.velocities[:, active], self.strength[active]
+        values, velocities, strength = (
+            self.values[:, active],
+            self.velocities[:, active],
+            self.strength[active],
+        )
         width = max(1, BLOCK // len(gradient))
         for begin in range(0, gradient.shape[1], width):
             part = (..., slice(begin, begin + width))
@@ -46,22 +50,30 @@ class Pair:
         if not isinstance(active, slice):
             self.values[:, active], self.velocities[:, active] = values, velocities
 
-    def _alternate(self, part: Any, values: Tensor, velocities: Tensor, gradient: Tensor, strength: Tensor) -> None:
+    def _alternate(
+        self, part: Any, values: Tensor, velocities: Tensor, gradient: Tensor, strength: Tensor
+    ) -> None:
         mean, rho, prior_mean, prior_rho = values
         noise, rise = self.noise[: len(gradient)][part], self.rise[part]
         prior_sigma, prior_rise = spread(prior_rho)
         slope, curvature = kl_of_q(self.sigma[part], rise, prior_sigma)
-        slope = slope.mul_(strength).add_((gradient * noise).mul_(rise))  # d theta / d rho = noise d sigma / d rho
+        slope = slope.mul_(strength).add_(
+            (gradient * noise).mul_(rise)
+        )  # d theta / d rho = noise d sigma / d rho
         self._descend(rho, velocities[1], slope, curvature.mul_(strength))
         self._descend(mean, velocities[0], gradient)
         prior_mean.add_(velocities[2].mul_(self.plan.momentum), alpha=-self.plan.lr)
-        stiffness = strength / prior_sigma.square().add_(strength, alpha=self.plan.lr)  # k / (1 + lr k)
+        stiffness = strength / prior_sigma.square().add_(
+            strength, alpha=self.plan.lr
+        )  # k / (1 + lr k)
         self._pull(prior_mean, velocities[2], mean, stiffness)
         self._pull(mean, velocities[0], prior_mean, stiffness)
         slope, curvature = kl_of_w(prior_mean - mean, spread(rho)[0], prior_rise, prior_sigma)
         self._descend(prior_rho, velocities[3], slope.mul_(strength), curvature.mul_(strength))
 
-    def _descend(self, value: Tensor, velocity: Tensor, slope: Tensor, curvature: Tensor | None = None) -> None:
+    def _descend(
+        self, value: Tensor, velocity: Tensor, slope: Tensor, curvature: Tensor | None = None
+    ) -> None:
         velocity.mul_(self.plan.momentum).add_(slope)
         if curvature is not None:
             velocity.div_(curvature.mul_(self.plan.lr).add_(1.0))
@@ -82,7 +94,9 @@ def spread(rho: Tensor) -> tuple[Tensor, Tensor]:
 
     By exp and log1p: torch's softplus and sigmoid round by an element's place in its row, and so by who is trained beside whom.
     """
-    e = rho.clamp(max=80.0).exp_()  # it would overflow beyond: sigma ends at 80, where no network is left
+    e = rho.clamp(
+        max=80.0
+    ).exp_()  # it would overflow beyond: sigma ends at 80, where no network is left
     return torch.log1p(e), e / (e + 1.0)
 
 
@@ -90,7 +104,11 @@ def kl(values: Tensor) -> Tensor:
     """KL(q || w) of each coordinate, for the means and rhos of q and w [4, ...]."""
     mean, rho, prior_mean, prior_rho = values
     sigma, prior_sigma = spread(rho)[0], spread(prior_rho)[0]
-    return (prior_sigma / sigma).log() + (sigma.square() + (mean - prior_mean).square()) / (2 * prior_sigma.square()) - 0.5
+    return (
+        (prior_sigma / sigma).log()
+        + (sigma.square() + (mean - prior_mean).square()) / (2 * prior_sigma.square())
+        - 0.5
+    )
 
 
 def kl_of_q(sigma: Tensor, rise: Tensor, prior_sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +118,9 @@ def kl_of_q(sigma: Tensor, rise: Tensor, prior_sigma: Tensor) -> tuple[Tensor, T
     return ratio - relative, (ratio + relative).mul_(relative)
 
 
-def kl_of_w(gap: Tensor, sigma: Tensor, prior_rise: Tensor, prior_sigma: Tensor) -> tuple[Tensor, Tensor]:
+def kl_of_w(
+    gap: Tensor, sigma: Tensor, prior_rise: Tensor, prior_sigma: Tensor
+) -> tuple[Tensor, Tensor]:
     """The same in rho of w, gap = mu_w - mu_q; also without the curvature of the logarithm, which is negative."""
     relative = prior_rise / prior_sigma
     spread = sigma.square().addcmul_(gap, gap).div_(prior_sigma.square())

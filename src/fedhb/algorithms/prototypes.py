@@ -27,7 +27,11 @@ class Nearness:
             if (m.data_ptr(), m.shape, m._version) == (at.data_ptr(), at.shape, version):
                 return scores
         # a matrix product with a single column is slow, a matrix-vector product is not
-        products = torch.mv(m, self.offsets[0]).unsqueeze(1) if len(self.offsets) == 1 else m @ self.offsets.T
+        products = (
+            torch.mv(m, self.offsets[0]).unsqueeze(1)
+            if len(self.offsets) == 1
+            else m @ self.offsets.T
+        )
         scores = functional.pad(products - self.bias, (1, 0))
         self._last = m, m._version, scores
         return scores
@@ -39,4 +43,6 @@ class Nearness:
 
 def by_prototype(found: Tensor, reference: Tensor, c: Tensor) -> Tensor:
     """sum_i c(j|i) (found_i - reference_j) for found [C, k], reference [K, k], c [C, K] -> [K, k]."""
-    return torch.stack([differences(found, own, weight) for own, weight in zip(reference, c.T, strict=True)])
+    return torch.stack(
+        [differences(found, own, weight) for own, weight in zip(reference, c.T, strict=True)]
+    )

@@ -21,13 +21,17 @@ from fedhb.seeding import SERVER, Randomness
 PARTS = ("theta", *SHARED)
 
 
-def different_starts(problem: Problem, count: int, update: str, noise: float, rng: Randomness) -> Arrays:
+def different_starts(
+    problem: Problem, count: int, update: str, noise: float, rng: Randomness
+) -> Arrays:
     """theta [M, d], and head [M, h] and buffers [M, b] where they are shared. A learner's start does not depend on M."""
     network, shared = problem.network, shared_parts(problem, update)
     generators = [rng(SERVER, f"learner {k}") for k in range(1, count)]
 
     def several(vector: Tensor, slots: Sequence[Slot]) -> Tensor:
-        return torch.stack([vector, *(_another(vector, slots, noise, generator) for generator in generators)])
+        return torch.stack(
+            [vector, *(_another(vector, slots, noise, generator) for generator in generators)]
+        )
 
     starts = {"theta": several(network.theta, network.body_slots)}
     if "head" in shared:
@@ -37,10 +41,14 @@ def different_starts(problem: Problem, count: int, update: str, noise: float, rn
     return starts
 
 
-def _another(vector: Tensor, slots: Sequence[Slot], noise: float, generator: torch.Generator) -> Tensor:
+def _another(
+    vector: Tensor, slots: Sequence[Slot], noise: float, generator: torch.Generator
+) -> Tensor:
     if noise > 0:
         return vector + noise * torch.randn(len(vector), generator=generator).to(vector)
-    order = torch.cat([slot.start + torch.randperm(slot.stop - slot.start, generator=generator) for slot in slots])
+    order = torch.cat(
+        [slot.start + torch.randperm(slot.stop - slot.start, generator=generator) for slot in slots]
+    )
     return vector[order.to(vector.device)]
 
 
@@ -51,4 +59,6 @@ def one(arrays: Arrays, k: int) -> Arrays:
 
 def side_by_side(learners: Sequence[Weights]) -> Weights:
     """M networks of each of C clients, as [C, M, ...]."""
-    return Weights(*(torch.stack([getattr(learner, key) for learner in learners], dim=1) for key in PARTS))
+    return Weights(
+        *(torch.stack([getattr(learner, key) for learner in learners], dim=1) for key in PARTS)
+    )

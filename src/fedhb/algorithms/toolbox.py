@@ -46,7 +46,9 @@ def blocks(clients: int, size: int) -> Iterator[slice]:
     return (slice(start, start + width) for start in range(0, size, width))
 
 
-def differences(found: Tensor, reference: Tensor, weight: Tensor, squares: Tensor | None = None) -> Tensor:
+def differences(
+    found: Tensor, reference: Tensor, weight: Tensor, squares: Tensor | None = None
+) -> Tensor:
     """sum_i weight_i (found_i - reference): found [C, ...], weight [C] -> [...].
 
     sum_i weight_i (found_i - reference)^2 is written to `squares` [...], where given. Differences of like numbers are exact in
@@ -72,7 +74,9 @@ def summarise_shared(found: Arrays, received: Arrays, weight: Tensor) -> Arrays:
     }
     for key in REPORTS:
         if key in found:
-            sums[key] = (found[key].double() * (1.0 if key == "kl" else examples.to(found[key].device))).sum()
+            sums[key] = (
+                found[key].double() * (1.0 if key == "kl" else examples.to(found[key].device))
+            ).sum()
     for key in SHARED:
         if key in received:
             sums[key] = differences(found[key], received[key], weight)
@@ -81,7 +85,9 @@ def summarise_shared(found: Arrays, received: Arrays, weight: Tensor) -> Arrays:
 
 def average_shared(server: Arrays, summary: Arrays) -> Arrays:
     """The averaged head and buffers."""
-    return {key: step(server[key], summary[key] / summary["weight"]) for key in SHARED if key in summary}
+    return {
+        key: step(server[key], summary[key] / summary["weight"]) for key in SHARED if key in summary
+    }
 
 
 def step(reference: Tensor, difference: Tensor) -> Tensor:
@@ -99,7 +105,11 @@ SOUND = "sound"
 def add(total: Arrays | None, part: Arrays) -> Arrays:
     """The sum of two summaries in float64, in place of the first; answers that are gathered are put one below the other."""
     if ROWS in part:
-        return part if total is None else {key: torch.cat([total[key], value]) for key, value in part.items()}
+        return (
+            part
+            if total is None
+            else {key: torch.cat([total[key], value]) for key, value in part.items()}
+        )
     if total is None:
         return {key: value.double() for key, value in part.items()}
     for key, value in part.items():

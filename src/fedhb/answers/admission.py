@@ -27,20 +27,26 @@ def check_personal(weights: Tensor, ids: Sequence[int]) -> None:
     """Refuse personal posteriors [C, M, d], or what they predict [C, ...], that are not finite."""
     client = _not_finite(weights)
     if client is not None:
-        raise DivergedError(f"personalisation of client {ids[client]} diverges: lower the learning rate of personalisation")
+        raise DivergedError(
+            f"personalisation of client {ids[client]} diverges: lower the learning rate of personalisation"
+        )
 
 
 def check_global(prediction: Tensor) -> None:
     """Refuse global predictions [n, ...] that are not finite: the server's weights may be, and too large to predict with."""
     if _not_finite(prediction) is not None:
-        raise DivergedError("the global model predicts NaN or infinity: training diverges; lower the learning rate")
+        raise DivergedError(
+            "the global model predicts NaN or infinity: training diverges; lower the learning rate"
+        )
 
 
 def admit(found: Arrays, ids: Sequence[int], round_number: int) -> Arrays:
     """The answers [C, ...] of these clients, after a check that each has its own row and every number is finite."""
     for key, value in found.items():
         if len(value) != len(ids):
-            raise DivergedError(f"round {round_number}: {len(ids)} clients answered, but {key!r} has {len(value)} rows")
+            raise DivergedError(
+                f"round {round_number}: {len(ids)} clients answered, but {key!r} has {len(value)} rows"
+            )
         client = _not_finite(value)
         if client is not None:
             raise DivergedError(
@@ -56,7 +62,9 @@ def check_alike(found: Arrays, sample: Arrays) -> None:
         raise Refused(f"it holds {sorted(found)} instead of {sorted(sample)}")
     for key, like in sample.items():
         if found[key].shape != like.shape:
-            raise Refused(f"{key!r} has shape {list(found[key].shape)} instead of {list(like.shape)}")
+            raise Refused(
+                f"{key!r} has shape {list(found[key].shape)} instead of {list(like.shape)}"
+            )
         if found[key].dtype != like.dtype:
             raise Refused(f"{key!r} has type {found[key].dtype} instead of {like.dtype}")
 
@@ -99,14 +107,21 @@ class Lengths:
 
     def __init__(self, sample: Arrays, growth: float, least: int):
         self.growth = growth
-        vectors = {key: v for key, v in sample.items() if v.is_floating_point() and v.numel() >= least and key != NUMBERS}
+        vectors = {
+            key: v
+            for key, v in sample.items()
+            if v.is_floating_point() and v.numel() >= least and key != NUMBERS
+        }
         self.before = {key: _norm(v) for key, v in vectors.items()}
         self._seen: dict[str, list[float]] = {key: [] for key in self.before}
 
     def check(self, found: Arrays) -> None:
         """Refuse an answer with a vector that is absurdly long."""
         for key, before in self.before.items():
-            length, bound = _norm(found[key]), self.growth * max(before, math.sqrt(found[key].numel()))
+            length, bound = (
+                _norm(found[key]),
+                self.growth * max(before, math.sqrt(found[key].numel())),
+            )
             if not length <= bound:
                 raise Refused(f"{key!r} has norm {length:.3g}, above the bound {bound:.3g}")
 
@@ -125,7 +140,9 @@ class Lengths:
 def check_metrics(metrics: Mapping[str, object], names: Sequence[str]) -> dict[str, float]:
     """A client's metrics, which must have these names and be finite numbers."""
     values = {name: metrics.get(name) for name in names}
-    if metrics.keys() != set(names) or not all(isinstance(v, float) and math.isfinite(v) for v in values.values()):
+    if metrics.keys() != set(names) or not all(
+        isinstance(v, float) and math.isfinite(v) for v in values.values()
+    ):
         raise Refused(f"its metrics are {dict(metrics)}")
     return {name: float(value) for name, value in values.items() if isinstance(value, float)}
 
@@ -139,14 +156,20 @@ def finite_rows(found: Arrays) -> Tensor:
     sound = torch.ones(len(next(iter(found.values()))), dtype=torch.bool)
     for value in found.values():
         if value.is_floating_point():
-            sound &= torch.isfinite(value).flatten(1).all(1).cpu() if value.ndim > 1 else torch.isfinite(value).cpu()
+            sound &= (
+                torch.isfinite(value).flatten(1).all(1).cpu()
+                if value.ndim > 1
+                else torch.isfinite(value).cpu()
+            )
     return sound
 
 
 def _not_finite(values: Tensor) -> int | None:
     """The first row of values [C, ...] with a NaN or an infinity."""
     rows = values.reshape(len(values), -1)
-    suspects = ~torch.isfinite(rows.sum(1))  # one fast pass; large numbers may overflow their sum, so look again
+    suspects = ~torch.isfinite(
+        rows.sum(1)
+    )  # one fast pass; large numbers may overflow their sum, so look again
     for c in suspects.nonzero().flatten().tolist():
         if not torch.isfinite(rows[c]).all():
             return int(c)

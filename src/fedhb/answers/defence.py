@@ -80,22 +80,37 @@ class Defended:
         return getattr(object.__getattribute__(self, "algorithm"), name)
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """The clients' answers with their ids; one that is not finite is replaced, and marked."""
         found, new = self.algorithm.local_update(problem, received, clients, memory, plan, rng)
         sound = finite_rows(found)
         if not sound.all():
-            found = {key: _where(sound, value, torch.zeros_like(value)) for key, value in found.items()}
+            found = {
+                key: _where(sound, value, torch.zeros_like(value)) for key, value in found.items()
+            }
             new = {key: _where(sound, value, memory[key]) for key, value in new.items()}
         return found | {ROWS: clients.ids.clone(), SOUND: sound}, new
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """Nothing is summed before all answers are there."""
         return found
 
     def sift(
-        self, problem: Problem, server: Arrays, gathered: Arrays, rng: Randomness, lengths: Sequence[float]
+        self,
+        problem: Problem,
+        server: Arrays,
+        gathered: Arrays,
+        rng: Randomness,
+        lengths: Sequence[float],
     ) -> tuple[Arrays, float, dict[str, Any]]:
         """The sums over the answers that are left, this round's median length, and what there is to record."""
         ids, kept = gathered[ROWS].tolist(), gathered[SOUND].nonzero().flatten().tolist()
@@ -113,13 +128,20 @@ class Defended:
         if "refuse" in self.defence.filters and bound > 0:
             stay = [k for k in stay if norms[k] <= self.defence.most * bound]
             if len(stay) < LEAST * len(ids):
-                raise _refusal(rng.round, len(ids) - len(stay), len(ids), f"vectors {self.defence.most:g} times too long")
+                raise _refusal(
+                    rng.round,
+                    len(ids) - len(stay),
+                    len(ids),
+                    f"vectors {self.defence.most:g} times too long",
+                )
         if "krum" in self.defence.filters:
             stay = krum(vectors.take(stay), stay, self.defence.share)
         vectors = vectors.take(stay)
         if "clip" in self.defence.filters and bound > 0:
             longest = self.defence.longest * bound
-            scale = (longest / norms[stay].clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
+            scale = (longest / norms[stay].clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(
+                1.0
+            )
             clipped = int((scale < 1.0).sum())
             vectors.scale(scale)
         if "winsorise" in self.defence.filters:
@@ -131,7 +153,10 @@ class Defended:
         if "clip" in self.defence.filters and SHARES in found:
             found[SHARES] = normalised(found[SHARES])
         received = self.algorithm.broadcast(server, [ids[k] for k in left])
-        summary = {key: value.double() for key, value in self.algorithm.summarise(problem, received, found, rng).items()}
+        summary = {
+            key: value.double()
+            for key, value in self.algorithm.summarise(problem, received, found, rng).items()
+        }
         refused = sorted(set(ids) - {ids[k] for k in left})
         return summary, middle, {"refused": len(refused), "clipped": clipped, "answer_norm": middle}
 
@@ -158,11 +183,19 @@ class Vectors:
     @classmethod
     def of(cls, found: Arrays, received: Mapping[str, Tensor], each: Sequence[str]) -> Vectors:
         """The vectors of these answers."""
-        keys = [key for key, value in found.items() if value.is_floating_point() and value.ndim > 1 and key not in LEFT]
+        keys = [
+            key
+            for key, value in found.items()
+            if value.is_floating_point() and value.ndim > 1 and key not in LEFT
+        ]
         references = {}
         for key in keys:
             sent = received.get(SENT_AS.get(key, key))
-            if sent is not None and (sent.shape if key in each else (len(found[key]), *sent.shape)) == found[key].shape:
+            if (
+                sent is not None
+                and (sent.shape if key in each else (len(found[key]), *sent.shape))
+                == found[key].shape
+            ):
                 references[key] = sent if key in each else sent.unsqueeze(0)
             else:
                 references[key] = found[key].median(0, keepdim=True).values
@@ -170,12 +203,21 @@ class Vectors:
 
     def take(self, rows: Sequence[int]) -> Vectors:
         """Those of some clients."""
-        own = {key: value[rows] if len(value) > 1 else value for key, value in self.references.items()}
+        own = {
+            key: value[rows] if len(value) > 1 else value for key, value in self.references.items()
+        }
         return Vectors({key: value[rows] for key, value in self.differences.items()}, own)
 
     def norms(self) -> Tensor:
         """The length of each answer, float64 [n]."""
-        return sum((v.flatten(1).double().square().sum(1) for v in self.differences.values()), torch.zeros(())).double().sqrt()
+        return (
+            sum(
+                (v.flatten(1).double().square().sum(1) for v in self.differences.values()),
+                torch.zeros(()),
+            )
+            .double()
+            .sqrt()
+        )
 
     def scale(self, by: Tensor) -> None:
         """Shorten each answer."""
@@ -212,7 +254,9 @@ def krum(vectors: Vectors, rows: Sequence[int], share: float) -> list[int]:
     n, f = len(rows), math.floor(share * len(rows) + 1e-9)
     if f == 0 or n - f - 2 < 1:
         return list(rows)
-    nearest = vectors.distances().sort(1).values[:, 1 : n - f - 1]  # the first is the distance to itself
+    nearest = (
+        vectors.distances().sort(1).values[:, 1 : n - f - 1]
+    )  # the first is the distance to itself
     best = nearest.sum(1).argsort(stable=True)[: n - f]
     return [rows[k] for k in sorted(best.tolist())]
 
@@ -234,7 +278,9 @@ def normalised(shares: Tensor) -> Tensor:
     """
     kept = shares.clamp_min(0.0)
     kept = torch.where(kept.any(1, keepdim=True), kept, 1.0)
-    kept = kept / kept.amax(1, keepdim=True)  # before they are summed: the largest numbers would overflow
+    kept = kept / kept.amax(
+        1, keepdim=True
+    )  # before they are summed: the largest numbers would overflow
     honest = (shares >= 0).all(1, keepdim=True) & ((shares.sum(1, keepdim=True) - 1.0).abs() < 1e-3)
     return torch.where(honest, shares, kept / kept.sum(1, keepdim=True))
 

@@ -22,10 +22,14 @@ FACTORS = {"sign-flip": -1.0, "scale": 10.0, "nan": float("nan")}
 def choose(num_clients: int, share: float, seed: int) -> list[int]:
     """The positions of the clients that mean harm."""
     generator = Randomness(seed)(SERVER, "hostile")
-    return sorted(torch.randperm(num_clients, generator=generator)[: round(share * num_clients)].tolist())
+    return sorted(
+        torch.randperm(num_clients, generator=generator)[: round(share * num_clients)].tolist()
+    )
 
 
-def attacked(algorithm: Any, clients: Clients, attack: str, share: float, seed: int) -> tuple[Any, Clients]:
+def attacked(
+    algorithm: Any, clients: Clients, attack: str, share: float, seed: int
+) -> tuple[Any, Clients]:
     """The federation with this share of hostile clients. They train as the others do; their data are theirs to spoil."""
     if attack not in ATTACKS:
         raise InputError(f"attack={attack!r}: choose {', '.join(ATTACKS)}")
@@ -54,7 +58,13 @@ class Hostile:
         return getattr(object.__getattribute__(self, "algorithm"), name)
 
     def local_update(
-        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays, plan: Plan, rng: Randomness
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
         """What the clients found, and what the hostile ones say they did."""
         found, new = self.algorithm.local_update(problem, received, clients, memory, plan, rng)
@@ -64,7 +74,9 @@ class Hostile:
         return found, new
 
 
-def _multiplied(found: Arrays, received: Arrays, each: Sequence[str], rows: Sequence[int], factor: float) -> Arrays:
+def _multiplied(
+    found: Arrays, received: Arrays, each: Sequence[str], rows: Sequence[int], factor: float
+) -> Arrays:
     vectors = Vectors.of(found, received, each)
     by = torch.ones(len(next(iter(found.values()))))
     by[list(rows)] = factor

@@ -58,7 +58,9 @@ class Privacy:
 
     def words(self, what: str, count: int) -> np.ndarray:
         """`count` random numbers of 64 bits that the key and `what` decide, and that nobody can foretell without the key."""
-        return np.frombuffer(hashlib.shake_256(self.key + what.encode()).digest(8 * count), dtype="<u8")
+        return np.frombuffer(
+            hashlib.shake_256(self.key + what.encode()).digest(8 * count), dtype="<u8"
+        )
 
     def normal(self, what: str, shape: Sequence[int]) -> torch.Tensor:
         """Standard normal numbers in float64, by Box and Muller's method: sqrt(-2 ln u) (cos 2 pi v, sin 2 pi v)."""
@@ -113,7 +115,9 @@ def one_round(noise: float, num_clients: int, cohort: int) -> tuple[Any, Any]:
     event: Any = dp_accounting.GaussianDpEvent(noise / 2.0)
     if cohort < num_clients:
         event = dp_accounting.SampledWithoutReplacementDpEvent(num_clients, cohort, event)
-    accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant = rdp.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
     accountant.compose(event)
     return accountant.orders, accountant.rdp
 
@@ -141,25 +145,35 @@ class Private:
         """Sums that the algorithm does without."""
         return tuple(getattr(self.algorithm, "withheld", ()))
 
-    def summarise(self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness) -> Arrays:
+    def summarise(
+        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+    ) -> Arrays:
         """The sum of the clients' clipped contributions, each client for itself."""
         count = len(found["examples"])
         total: Arrays | None = None
         for c in range(count):
-            own = {key: value[c : c + 1] if key in self.algorithm.each else value for key, value in received.items()}
+            own = {
+                key: value[c : c + 1] if key in self.algorithm.each else value
+                for key, value in received.items()
+            }
             one = {key: value[c : c + 1] for key, value in found.items()}
             one["examples"] = torch.ones_like(one["examples"])
             shorten = getattr(self.algorithm, "shorten", None)
             if shorten is not None:
                 one = shorten(own, one, self.privacy.clip)
             part = self.algorithm.summarise(problem, own, one, rng)
-            total = add(total, self.clipped({k: v for k, v in part.items() if k not in (*FIXED, *REPORTS)}))
+            total = add(
+                total, self.clipped({k: v for k, v in part.items() if k not in (*FIXED, *REPORTS)})
+            )
         assert total is not None
         return total | {"count": torch.tensor(float(count), dtype=torch.float64)}
 
     def clipped(self, part: Arrays) -> Arrays:
         """A contribution, no longer than S over all of its arrays together; what is withheld is zero."""
-        kept = {k: v.double() if k not in self.withheld() else torch.zeros_like(v, dtype=torch.float64) for k, v in part.items()}
+        kept = {
+            k: v.double() if k not in self.withheld() else torch.zeros_like(v, dtype=torch.float64)
+            for k, v in part.items()
+        }
         length = float(torch.stack([v.square().sum().cpu() for v in kept.values()]).sum().sqrt())
         scale = min(1.0, self.bound() / length) if length > 0 else 1.0
         return {key: value * scale for key, value in kept.items()}
@@ -174,7 +188,9 @@ class Private:
             if key in self.withheld():
                 found[key] = value
                 continue
-            found[key] = value + deviation * self.privacy.normal(f"{name} {key}", value.shape).to(value.device)
+            found[key] = value + deviation * self.privacy.normal(f"{name} {key}", value.shape).to(
+                value.device
+            )
         size = torch.tensor(float(self.privacy.cohort), dtype=torch.float64)
         return found | dict.fromkeys(FIXED, size)
 
@@ -185,7 +201,9 @@ class Private:
         absorb(digest, [summary[key] for key in sorted(summary.keys() - set(FIXED))])
         return digest.hexdigest()
 
-    def aggregate(self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness) -> Arrays:
+    def aggregate(
+        self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
+    ) -> Arrays:
         """The algorithm's own, from the noised sums; first it may put right what noise makes impossible."""
         released = self.noised(summary, rng.round)
         repair = getattr(self.algorithm, "repair", None)
@@ -193,6 +211,8 @@ class Private:
             released = repair(released, self.privacy.noise * self.bound())
         return self.algorithm.aggregate(problem, server, released, rng)
 
-    def report(self, problem: Problem, server: Arrays, summary: Mapping[str, Any]) -> dict[str, Any]:
+    def report(
+        self, problem: Problem, server: Arrays, summary: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Nothing of the sums."""
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,10 @@ from fedhb.errors import InputError
 
 def register(app: typer.Typer, console: Console, errors: Console) -> None:
     """Add them."""
-    commands = typer.Typer(help="Which data sets are here, what is missing and how to get it.", invoke_without_command=True)
+    commands = typer.Typer(
+        help="Which data sets are here, what is missing and how to get it.",
+        invoke_without_command=True,
+    )
     app.add_typer(commands, name="data")
 
     @commands.callback()
@@ -28,10 +31,17 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
 
         table = Table("data set", "here", "where, or how to get it")
         for entry in status():
-            about = entry.where if entry.present else f"missing {locate.listed(entry.missing)}\n{entry.remedy}"
+            about = (
+                entry.where
+                if entry.present
+                else f"missing {locate.listed(entry.missing)}\n{entry.remedy}"
+            )
             table.add_row(entry.name, "yes" if entry.present else "no", escape(about))
         console.print(table)
-        console.print("your own data: --data FILE.npz with x, y, and optionally client and split", highlight=False)
+        console.print(
+            "your own data: --data FILE.npz with x, y, and optionally client and split",
+            highlight=False,
+        )
 
     @commands.command()
     def get(name: Annotated[str, typer.Argument(help="the data set")]) -> None:
@@ -40,19 +50,23 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
 
         dataset = load(name, download=True)
         console.print(
-            f"{name}: {len(dataset.train)} training and {len(dataset.test)} test examples", highlight=False, markup=False
+            f"{name}: {len(dataset.train)} training and {len(dataset.test)} test examples",
+            highlight=False,
+            markup=False,
         )
 
     @commands.command()
     def make(
         name: Annotated[str, typer.Argument(help="cifar-100-c")],
-        jobs: Annotated[Optional[int], typer.Option(min=1, help="processes [one a core]")] = None,  # noqa: UP045
+        jobs: Annotated[int | None, typer.Option(min=1, help="processes [one a core]")] = None,
     ) -> None:
         """Make a data set from one that is here: CIFAR-100-C from the CIFAR-100 test images. Stop it, and it goes on later."""
         from fedhb.data import cifar_c, locate
 
         if name != cifar_c.NAME:
-            raise InputError(f"{name!r} cannot be made: only {cifar_c.NAME} can; see `fedhb data` for the others")
+            raise InputError(
+                f"{name!r} cannot be made: only {cifar_c.NAME} can; see `fedhb data` for the others"
+            )
         shown = Making(errors)
         try:
             folder = cifar_c.make(jobs or os.cpu_count() or 1, shown.tell)
@@ -62,7 +76,10 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         finally:
             shown.close()
         console.print(
-            f"{name} is in {folder}; check it with: sha256sum -c {locate.SUMS}", highlight=False, soft_wrap=True, markup=False
+            f"{name} is in {folder}; check it with: sha256sum -c {locate.SUMS}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
         )
 
 
@@ -70,9 +87,16 @@ class Making:
     """A bar over all images, or where there is no terminal a line for each corruption that is done."""
 
     def __init__(self, console: Console):
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         self.console = console
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.bar = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
         self.task = self.bar.add_task("", total=None)
         self.done: dict[str, int] = {}
         self.bar.start()
@@ -84,7 +108,11 @@ class Making:
         self.done[name] = self.done.get(name, 0) + more
         self.bar.update(self.task, description=name, total=total, advance=more)
         if not self.console.is_terminal and self.done[name] == total // len(CORRUPTIONS):
-            self.console.print(f"{name}: done, {sum(self.done.values())} of {total} images", highlight=False, markup=False)
+            self.console.print(
+                f"{name}: done, {sum(self.done.values())} of {total} images",
+                highlight=False,
+                markup=False,
+            )
 
     def close(self) -> None:
         """Take the bar away."""

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,18 +16,28 @@ from fedhb.cli.options import SetOption, with_settings
 from fedhb.errors import InputError
 from fedhb.runs.settings import Settings, own_tables, read_toml
 
-Deadline = Annotated[Optional[float], typer.Option(help="seconds that nodes have for a round's answers [600]")]  # noqa: UP045
-MinAnswers = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option("--min-answers", help="share of a round's clients that must answer, else it is tried again [0.5]"),
+Deadline = Annotated[
+    float | None, typer.Option(help="seconds that nodes have for a round's answers [600]")
 ]
-Retries = Annotated[Optional[int], typer.Option(help="how often a failed round is tried again [3]")]  # noqa: UP045
+MinAnswers = Annotated[
+    float | None,
+    typer.Option(
+        "--min-answers",
+        help="share of a round's clients that must answer, else it is tried again [0.5]",
+    ),
+]
+Retries = Annotated[int | None, typer.Option(help="how often a failed round is tried again [3]")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment's folder")]
 
 
-def register(app: typer.Typer, console: Console, errors: Console, show: Callable[..., None]) -> None:
+def register(
+    app: typer.Typer, console: Console, errors: Console, show: Callable[..., None]
+) -> None:
     """Add the commands to the command line."""
-    deploy = typer.Typer(help="A federation of real nodes on Flower: make it ready, try it out.", no_args_is_help=True)
+    deploy = typer.Typer(
+        help="A federation of real nodes on Flower: make it ready, try it out.",
+        no_args_is_help=True,
+    )
     app.add_typer(deploy, name="deploy")
 
     @deploy.command()
@@ -36,9 +46,13 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         flags: dict[str, Any],
         folder: Folder,
         nodes: Annotated[int, typer.Option(help="number of nodes: a key is made for each")] = 3,
-        host: Annotated[Optional[list[str]], typer.Option(help="names and addresses of the server [127.0.0.1]")] = None,  # noqa: UP045
+        host: Annotated[
+            list[str] | None, typer.Option(help="names and addresses of the server [127.0.0.1]")
+        ] = None,
         port: Annotated[int, typer.Option(help="the server's port")] = 8000,
-        settings: Annotated[Optional[Path], typer.Option(help="a settings file; flags override it")] = None,  # noqa: UP045
+        settings: Annotated[
+            Path | None, typer.Option(help="a settings file; flags override it")
+        ] = None,
         set_: SetOption = None,
     ) -> None:
         """Write the app, its configuration, certificates and node keys."""
@@ -48,10 +62,13 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         chosen = resolve(settings, flags, set_, nodes)
         app_files.init(folder, nodes, host or ["127.0.0.1"], port, chosen)
         console.print(
-            f"{folder}: app, settings.toml, run.toml, certificates and {nodes} node keys", highlight=False, markup=False
+            f"{folder}: app, settings.toml, run.toml, certificates and {nodes} node keys",
+            highlight=False,
+            markup=False,
         )
         console.print(
-            f"try it here: fedhb deploy up {folder} --nodes {nodes}; on several machines: docs/deployment.md", highlight=False
+            f"try it here: fedhb deploy up {folder} --nodes {nodes}; on several machines: docs/deployment.md",
+            highlight=False,
         )
 
     @deploy.command()
@@ -59,9 +76,16 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
     def config(
         flags: dict[str, Any],
         folder: Folder,
-        nodes: Annotated[int, typer.Option(help="clients that must be there before the first round")],
-        out: Annotated[Optional[Path], typer.Option(help="folder for results, on the server's machine [DIR/run]")] = None,  # noqa: UP045
-        resume: Annotated[bool, typer.Option("--resume", help="go on where the run in --out stopped")] = False,
+        nodes: Annotated[
+            int, typer.Option(help="clients that must be there before the first round")
+        ],
+        out: Annotated[
+            Path | None,
+            typer.Option(help="folder for results, on the server's machine [DIR/run]"),
+        ] = None,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="go on where the run in --out stopped")
+        ] = False,
         deadline: Deadline = None,
         min_answers: MinAnswers = None,
         retries: Retries = None,
@@ -81,18 +105,25 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         values = {"nodes": nodes, "out": str(target), "resume": resume, **rules}
         path = app_files.write_run_config(folder, chosen, values)
         start = f"FLWR_HOME={folder.absolute()}/flower flwr run {folder}/app fedhb --run-config {path} --stream"
-        console.print(f"{path}: start it with {start}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{path}: start it with {start}", highlight=False, markup=False, soft_wrap=True
+        )
 
     @deploy.command()
     @with_settings
     def up(
         flags: dict[str, Any],
-        folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="the deployment's folder; made where it is absent")] = Path(
-            "runs/federation"
-        ),
+        folder: Annotated[
+            Path,
+            typer.Argument(
+                metavar="[DIR]", help="the deployment's folder; made where it is absent"
+            ),
+        ] = Path("runs/federation"),
         nodes: Annotated[int, typer.Option(help="number of nodes: as many clients")] = 3,
-        out: Annotated[Optional[Path], typer.Option(help="folder for results [DIR/run]")] = None,  # noqa: UP045
-        resume: Annotated[bool, typer.Option("--resume", help="go on where the run in --out stopped")] = False,
+        out: Annotated[Path | None, typer.Option(help="folder for results [DIR/run]")] = None,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="go on where the run in --out stopped")
+        ] = False,
         deadline: Deadline = None,
         min_answers: MinAnswers = None,
         retries: Retries = None,
@@ -115,7 +146,9 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         claim(target, resume)
         check_data(chosen, nodes)
         if resume and (done := finished(target, chosen)) is not None:
-            console.print(f"{target} was finished already: nothing to do", highlight=False, markup=False)
+            console.print(
+                f"{target} was finished already: nothing to do", highlight=False, markup=False
+            )
             show(done)
             return
         if not file.exists():
@@ -127,7 +160,9 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
             app_files.write_settings(folder, chosen)
         shared = {"shared": str(Path(chosen.data).absolute())} if chosen.data else {}
         keep = {"keep": str((folder / "memory").absolute())}
-        configs = [{"partition-id": k, **shared, "keep": f"{keep['keep']}/node-{k}"} for k in range(nodes)]
+        configs = [
+            {"partition-id": k, **shared, "keep": f"{keep['keep']}/node-{k}"} for k in range(nodes)
+        ]
         bar = RoundProgress(f"{chosen.algorithm} on {nodes} nodes", errors)
         state: dict[str, Any] = {"records": []}
 
@@ -140,9 +175,25 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         values = {"nodes": nodes, "out": str(target), "resume": resume, **rules}
         end_in_order()
         try:
-            result = run_up(folder, chosen, values, configs, lambda text: errors.print(text, markup=False), on_round)
+            result = run_up(
+                folder,
+                chosen,
+                values,
+                configs,
+                lambda text: errors.print(text, markup=False),
+                on_round,
+            )
         except KeyboardInterrupt:
-            words = ["fedhb", "deploy", "up", folder, "--nodes", nodes, *(["--out", out] if out else []), *as_flags(rules)]
+            words = [
+                "fedhb",
+                "deploy",
+                "up",
+                folder,
+                "--nodes",
+                nodes,
+                *(["--out", out] if out else []),
+                *as_flags(rules),
+            ]
             again = escape(shlex.join(map(str, [*words, "--resume"])))
             errors.print(f"\nstopped; go on with [bold]{again}[/bold]", soft_wrap=True)
             raise
@@ -151,7 +202,9 @@ def register(app: typer.Typer, console: Console, errors: Console, show: Callable
         show(result)
         console.print(pace(state["records"]), highlight=False)
         console.print(
-            f"results in {target}; the same run in one process: fedhb train {folder}/settings.toml", highlight=False, markup=False
+            f"results in {target}; the same run in one process: fedhb train {folder}/settings.toml",
+            highlight=False,
+            markup=False,
         )
 
 
@@ -164,7 +217,9 @@ def check_data(chosen: Settings, nodes: int) -> None:
     groups = make_clients(chosen)
     count = sum(len(group) for group in groups if group is not None)
     if count != nodes:
-        raise InputError(f"--nodes {nodes}, but {chosen.data} has {count} clients, each of which needs one: give --nodes {count}")
+        raise InputError(
+            f"--nodes {nodes}, but {chosen.data} has {count} clients, each of which needs one: give --nodes {count}"
+        )
 
 
 def need_flower() -> None:
@@ -175,15 +230,21 @@ def need_flower() -> None:
         raise InputError("Flower is not installed: pip install 'fedhb[flower]'")
 
 
-def resolve(source: Path | None, flags: dict[str, Any], overrides: list[str] | None, nodes: int) -> Settings:
+def resolve(
+    source: Path | None, flags: dict[str, Any], overrides: list[str] | None, nodes: int
+) -> Settings:
     """The settings of a run on so many nodes. All of them take part in every round unless a fraction is given."""
     if nodes < 1:
         raise InputError(f"nodes={nodes}: give at least 1")
     if flags.get("num_clients") not in (None, nodes):
-        raise InputError(f"num_clients={flags['num_clients']} on {nodes} nodes: a node is a client; leave num_clients out")
+        raise InputError(
+            f"num_clients={flags['num_clients']} on {nodes} nodes: a node is a client; leave num_clients out"
+        )
     for name, why in NO_EFFECT.items():
         if flags.get(name) is not None:
-            raise InputError(f"{name}={flags[name]} has no effect on a federation: {why}; leave it out")
+            raise InputError(
+                f"{name}={flags[name]} has no effect on a federation: {why}; leave it out"
+            )
     content = read_toml(source) if source is not None else {}
     every = {} if "fraction" in content else {"fraction": 1.0}
     own = {key: value for key, value in flags.items() if value is not None}
@@ -218,7 +279,9 @@ def given(**values: Any) -> dict[str, Any]:
 
 def as_flags(values: dict[str, Any]) -> list[str]:
     """The same as words of a command line."""
-    return [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    return [
+        word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))
+    ]
 
 
 def pace(records: list[dict[str, Any]]) -> str:
@@ -227,7 +290,8 @@ def pace(records: list[dict[str, Any]]) -> str:
         return "no round was run"
     mean = sum(r["seconds"] for r in records) / len(records)
     work, process = (
-        sum(r["node_seconds"].get(f"{what}_seconds", 0.0) for r in records) / len(records) for what in ("work", "process")
+        sum(r["node_seconds"].get(f"{what}_seconds", 0.0) for r in records) / len(records)
+        for what in ("work", "process")
     )
     start, wait = max(process - work, 0.0), max(mean - process, 0.0)
     return (

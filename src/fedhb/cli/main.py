@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -49,10 +49,17 @@ errors = Console(stderr=True, highlight=False)
 @with_settings
 def train(
     flags: dict[str, Any],
-    settings: Annotated[Path | None, typer.Argument(metavar="[SETTINGS.toml]", help="a settings file; flags override it")] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SETTINGS.toml]", help="a settings file; flags override it"),
+    ] = None,
     set_: SetOption = None,
-    out: Annotated[Optional[Path], typer.Option(help="folder for results [runs/DATASET-ALGORITHM-seedN]")] = None,  # noqa: UP045
-    resume: Annotated[bool, typer.Option("--resume", help="go on where the run in --out stopped")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for results [runs/DATASET-ALGORITHM-seedN]")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on where the run in --out stopped")
+    ] = False,
     log: LogOption = None,
     tuned: TunedOption = None,
 ) -> None:
@@ -68,14 +75,20 @@ def train(
 
     before = bytes_of(folder / "result.json")
     try:
-        run = run_training(chosen, folder, resume, callbacks=make(log or (), folder), flags=flags, about=note)
+        run = run_training(
+            chosen, folder, resume, callbacks=make(log or (), folder), flags=flags, about=note
+        )
     except KeyboardInterrupt:
-        errors.print(f"\nstopped; go on with the same command and [bold]--out {escape(str(folder))} --resume[/bold]")
+        errors.print(
+            f"\nstopped; go on with the same command and [bold]--out {escape(str(folder))} --resume[/bold]"
+        )
         raise
     if before is not None and before == bytes_of(folder / "result.json"):
         console.print(f"{folder} was finished already: nothing to do", markup=False)
     show_result(console, run.result)
-    console.print(f"results in {folder}; a page of them: fedhb report {folder}", highlight=False, markup=False)
+    console.print(
+        f"results in {folder}; a page of them: fedhb report {folder}", highlight=False, markup=False
+    )
 
 
 @app.command()
@@ -90,11 +103,18 @@ def compare(
             "run, as in the file that a run keeps, are not used",
         ),
     ] = None,
-    algorithms: Annotated[Optional[str], typer.Option(help="names with commas between them, or all [niw,mixture,fedavg]")] = None,  # noqa: UP045
-    seeds: Annotated[Optional[str], typer.Option(help="numbers with commas between them [0,1,2]")] = None,  # noqa: UP045
+    algorithms: Annotated[
+        str | None,
+        typer.Option(help="names with commas between them, or all [niw,mixture,fedavg]"),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="numbers with commas between them [0,1,2]")
+    ] = None,
     set_: SetOption = None,
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/compare"),
-    resume: Annotated[bool, typer.Option("--resume", help="keep what is done, go on with the rest")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="keep what is done, go on with the rest")
+    ] = False,
     log: LogOption = None,
     tuned: TunedOption = None,
 ) -> None:
@@ -104,11 +124,17 @@ def compare(
     for key, given in (("algorithms", algorithms), ("seeds", seeds)):
         value = content.get(key, lists[key]) if given is None else given
         lists[key] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    names = list(ALGORITHMS) if lists["algorithms"] == "all" else [n.strip() for n in lists["algorithms"].split(",") if n.strip()]
+    names = (
+        list(ALGORITHMS)
+        if lists["algorithms"] == "all"
+        else [n.strip() for n in lists["algorithms"].split(",") if n.strip()]
+    )
     try:
         numbers = list(dict.fromkeys(int(s) for s in lists["seeds"].split(",")))
     except ValueError:
-        raise InputError(f"seeds={lists['seeds']!r}: give whole numbers with commas between them, such as 0,1,2") from None
+        raise InputError(
+            f"seeds={lists['seeds']!r}: give whole numbers with commas between them, such as 0,1,2"
+        ) from None
     ignored = ("algorithms", "seeds")
     if not names:
         raise InputError(f"algorithms={lists['algorithms']!r}: name at least one, or all")
@@ -118,7 +144,10 @@ def compare(
                 f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from {', '.join(ALGORITHMS)}, or all"
             )
     found = read_chosen(tuned) if tuned else {}
-    each = {name: Settings.resolve(settings, flags | {"algorithm": name}, set_ or (), ignored, found) for name in names}
+    each = {
+        name: Settings.resolve(settings, flags | {"algorithm": name}, set_ or (), ignored, found)
+        for name in names
+    }
     chosen = Settings.resolve(settings, flags, set_ or (), ignored)
     own_tables(chosen, set_ or (), names)
     note_untuned(tuned, found, list(each.values()))
@@ -131,7 +160,10 @@ def compare(
     shown = RunTable(labels, errors) if errors.is_terminal else None
 
     def told(name: str, seed: int, folder: Path) -> list[Any]:
-        return [*make(log or (), folder), *([shown.callback(f"{name} seed {seed}")] if shown else [])]
+        return [
+            *make(log or (), folder),
+            *([shown.callback(f"{name} seed {seed}")] if shown else []),
+        ]
 
     def finished(result: dict[str, Any]) -> None:
         if shown:
@@ -141,7 +173,9 @@ def compare(
 
     try:
         with shown or contextlib.nullcontext():
-            rows, diverged = run_comparison(each, numbers, out, resume, finished, told, progress=shown is None, flags=flags)
+            rows, diverged = run_comparison(
+                each, numbers, out, resume, finished, told, progress=shown is None, flags=flags
+            )
     except KeyboardInterrupt:
         errors.print("\nstopped; go on with the same command and [bold]--resume[/bold]")
         raise
@@ -151,20 +185,34 @@ def compare(
         raise DivergedError("every run diverged: lower the learning rate (--lr)")
     name = Path(chosen.data).stem if chosen.data else chosen.dataset
     console.print(
-        comparison_table(rows, f"{name}, {chosen.rounds} rounds, seeds {','.join(map(str, numbers))}, {chosen.evaluate_on} data")
+        comparison_table(
+            rows,
+            f"{name}, {chosen.rounds} rounds, seeds {','.join(map(str, numbers))}, {chosen.evaluate_on} data",
+        )
     )
     if "global" not in rows[0]:
         console.print(NOTHING)
-    console.print(f"runs in {out}; a page of them: fedhb report {out}", highlight=False, markup=False)
+    console.print(
+        f"runs in {out}; a page of them: fedhb report {out}", highlight=False, markup=False
+    )
     if diverged:
-        raise DivergedError(f"{len(diverged)} of {len(labels)} runs diverged, and have no part in the means")
+        raise DivergedError(
+            f"{len(diverged)} of {len(labels)} runs diverged, and have no part in the means"
+        )
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, or of a personalised model")],
-    inputs: Annotated[Path, typer.Argument(metavar="INPUT.npy", help="inputs [n, ...] in the units of the training data")],
-    out: Annotated[Optional[Path], typer.Option(help="where to write [INPUT.predictions.npz]")] = None,  # noqa: UP045
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="the folder of a run, or of a personalised model")
+    ],
+    inputs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT.npy", help="inputs [n, ...] in the units of the training data"
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="where to write [INPUT.predictions.npz]")] = None,
     model: ModelOption = None,
 ) -> None:
     """Predict with a global posterior or a personalised model: probabilities and entropy (regression: mean and deviation)."""
@@ -194,16 +242,26 @@ def predict(
         entropy = (0.5 * np.log(2 * np.pi * np.e) + np.log(deviation)).sum(-1)
         write_npz(target, mean=mean, deviation=deviation, entropy=entropy)
         about = f"mean deviation {deviation.mean():.4g}"
-    console.print(f"{len(prediction)} predictions in {target}; {about}", highlight=False, markup=False)
+    console.print(
+        f"{len(prediction)} predictions in {target}; {about}", highlight=False, markup=False
+    )
 
 
 @app.command()
 def personalise(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")],
-    data: Annotated[Path, typer.Option(metavar="MINE.npz", help="your x and y; with `split`, the rows marked 1 test the result")],
-    out: Annotated[Optional[Path], typer.Option(help="folder of the personalised model [RUN/personalised/NAME]")] = None,  # noqa: UP045
-    epochs: Annotated[Optional[int], typer.Option(help="epochs [as in the run]")] = None,  # noqa: UP045
-    lr: Annotated[Optional[float], typer.Option(help="learning rate [as in the run]")] = None,  # noqa: UP045
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="MINE.npz", help="your x and y; with `split`, the rows marked 1 test the result"
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="folder of the personalised model [RUN/personalised/NAME]"),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="epochs [as in the run]")] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate [as in the run]")] = None,
     model: ModelOption = None,
 ) -> None:
     """Adapt the global posterior to your own data; the result is a folder that `fedhb predict` takes."""
@@ -217,19 +275,33 @@ def personalise(
 
     trained = load(run, model)
     if not isinstance(trained, Run):
-        raise InputError(f"{run} is a personalised model already: give the folder of the run it came from")
+        raise InputError(
+            f"{run} is a personalised model already: give the folder of the run it came from"
+        )
     mine = read_npz(data, test_share=0.0)
-    holders = [] if mine.train.client is None else sorted({str(name) for name in mine.train.client.tolist()})
+    holders = (
+        []
+        if mine.train.client is None
+        else sorted({str(name) for name in mine.train.client.tolist()})
+    )
     if len(holders) > 1:
-        raise InputError(f"{data} holds rows of {len(holders)} clients ({', '.join(holders[:3])}, ...): give those of one")
+        raise InputError(
+            f"{data} holds rows of {len(holders)} clients ({', '.join(holders[:3])}, ...): give those of one"
+        )
     warn_unfinished(run, trained)
     folder = out or run / "personalised" / data.stem
     check_unused(folder, "choose another --out")
     if len(mine.test):
-        trained.check_targets(mine.test.y)  # before the model is made: a wrong one should not cost it
+        trained.check_targets(
+            mine.test.y
+        )  # before the model is made: a wrong one should not cost it
     personal = trained.personalise(mine.train.x, mine.train.y, epochs=epochs, lr=lr)
     save_personal(folder, run, personal)
-    console.print(f"personalised on {len(mine.train)} examples; the model is in {folder}", highlight=False, markup=False)
+    console.print(
+        f"personalised on {len(mine.train)} examples; the model is in {folder}",
+        highlight=False,
+        markup=False,
+    )
     if len(mine.test):
         y, likelihood = targets(mine.test.y), trained.problem.likelihood
         table = Table(
@@ -265,8 +337,12 @@ def note_untuned(path: Path | None, found: Mapping[str, Any], runs: Sequence[Set
         return
     if absent := [run.algorithm for run in runs if run.algorithm not in found]:
         note(f"{path} has nothing of {', '.join(absent)}: defaults are used there")
-    if others := dict.fromkeys(name for run in runs for name in untaken(found.get(run.algorithm, {}), run)):
-        note(f"not taken from {path}, because flags or the settings file give it: {', '.join(others)}")
+    if others := dict.fromkeys(
+        name for run in runs for name in untaken(found.get(run.algorithm, {}), run)
+    ):
+        note(
+            f"not taken from {path}, because flags or the settings file give it: {', '.join(others)}"
+        )
 
     of = {found[run.algorithm].get("data", "") for run in runs if run.algorithm in found} - {""}
     if any(of_file(runs[0].data) not in one.split(", ") for one in of):
@@ -276,7 +352,9 @@ def note_untuned(path: Path | None, found: Mapping[str, Any], runs: Sequence[Set
 def warn_unfinished(folder: Path, trained: Any) -> None:
     """A run without a result is used as far as it has come."""
     if not getattr(trained, "result", True):
-        note(f"{folder} is not finished: this is its model after round {trained.state.done} (train --resume goes on)")
+        note(
+            f"{folder} is not finished: this is its model after round {trained.state.done} (train --resume goes on)"
+        )
 
 
 def bytes_of(path: Path) -> bytes | None:
@@ -289,10 +367,21 @@ def list_algorithms() -> None:
     """The algorithms, each with its settings and their defaults."""
     from fedhb.algorithms import ALGORITHMS as CLASSES
 
-    table = Table("algorithm", "setting", "default", "meaning", title="settings are given as --set ALGORITHM.SETTING=VALUE")
+    table = Table(
+        "algorithm",
+        "setting",
+        "default",
+        "meaning",
+        title="settings are given as --set ALGORITHM.SETTING=VALUE",
+    )
     for name, cls in CLASSES.items():
         table.add_section()
-        table.add_row(f"[bold]{name}[/bold]", "", "", f"[bold]{(cls.__doc__ or '').strip().splitlines()[0]}[/bold]")
+        table.add_row(
+            f"[bold]{name}[/bold]",
+            "",
+            "",
+            f"[bold]{(cls.__doc__ or '').strip().splitlines()[0]}[/bold]",
+        )
         for f in dataclasses.fields(cls):
             table.add_row("", f.name, str(f.default), f.metadata.get("help", ""))
     console.print(table)
@@ -301,7 +390,9 @@ def list_algorithms() -> None:
 data_commands.register(app, console, errors)
 deploy_commands.register(app, console, errors, partial(show_result, console))
 report_command.register(app, console, errors)
-for _command in entry_points(group="fedhb.commands"):  # those of the companion package, where it is installed
+for _command in entry_points(
+    group="fedhb.commands"
+):  # those of the companion package, where it is installed
     _command.load()(app, console, errors)
 
 
@@ -336,11 +427,14 @@ def main() -> None:
         sys.exit(1)
     except MemoryError:
         errors.print(
-            "[bold red]failed:[/bold red] out of memory: use fewer workers, a smaller model or less data", soft_wrap=True
+            "[bold red]failed:[/bold red] out of memory: use fewer workers, a smaller model or less data",
+            soft_wrap=True,
         )
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as ended:
-        if isinstance(ended, SystemExit) and ended.code != 130:  # what typer makes of an interruption
+        if (
+            isinstance(ended, SystemExit) and ended.code != 130
+        ):  # what typer makes of an interruption
             raise
         sys.exit(143 if terminated else 130)
 

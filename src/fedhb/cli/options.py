@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -14,26 +14,36 @@ from fedhb.runs.settings import Settings
 
 KINDS = {int: int, float: float, str: str, bool: bool}
 SetOption = Annotated[
-    Optional[list[str]],  # noqa: UP045 (typer reads it)
+    list[str] | None,
     typer.Option(
-        "--set", metavar="TABLE.KEY=VALUE", help="an algorithm's or the model's own setting, such as niw.kl_weight=0.001"
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="an algorithm's or the model's own setting, such as niw.kl_weight=0.001",
     ),
 ]
 
 ModelOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="PKG.MOD:FACTORY", help="the factory of the run's model, where that is code of your own: it is run"),
+    str | None,
+    typer.Option(
+        metavar="PKG.MOD:FACTORY",
+        help="the factory of the run's model, where that is code of your own: it is run",
+    ),
 ]
 
 TunedOption = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option(metavar="CHOSEN.toml", help="what `fedhb tune` chose for each algorithm, in place of its defaults"),
+    Path | None,
+    typer.Option(
+        metavar="CHOSEN.toml",
+        help="what `fedhb tune` chose for each algorithm, in place of its defaults",
+    ),
 ]
 
 LogOption = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option(
-        "--log", metavar="csv|tensorboard", help="every round's numbers to OUT/log.csv or OUT/tensorboard; may be repeated"
+        "--log",
+        metavar="csv|tensorboard",
+        help="every round's numbers to OUT/log.csv or OUT/tensorboard; may be repeated",
     ),
 ]
 
@@ -44,7 +54,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     A command that takes several of a setting, such as `algorithms`, has no flag for a single one: it could only be ignored.
     """
     own = inspect.signature(command).parameters
-    names = [f for f in dataclasses.fields(Settings) if f.name != "options" and not {f.name, f"{f.name}s"} & set(own)]
+    names = [
+        f
+        for f in dataclasses.fields(Settings)
+        if f.name != "options" and not {f.name, f"{f.name}s"} & set(own)
+    ]
     hints = inspect.get_annotations(command, eval_str=True)
 
     def wrapper(**values: Any) -> None:
@@ -55,8 +69,12 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     for f in names:
         text = f.metadata["help"] + (f" [{f.default}]" if f.default != "" else "")
         option = typer.Option("--" + f.name.replace("_", "-"), help=text, show_default=False)
-        annotation: Any = Annotated[Optional[KINDS[type(f.default)]], option]  # noqa: UP045
-        parameters.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+        annotation: Any = Annotated[KINDS[type(f.default)] | None, option]
+        parameters.append(
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+        )
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in keyword_only}

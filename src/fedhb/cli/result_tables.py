@@ -26,7 +26,11 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
     what = f"{result['algorithm']} on {result['dataset']}, seed {result['seed']}, round {result['rounds']}"
     each = next(values for key, values in result["per_client"].items() if key != "client")
     missing = sum(value is None for value in each)
-    over = f"{len(each) - missing} of {len(each)} clients, those with {result['split']} data" if missing else ""
+    over = (
+        f"{len(each) - missing} of {len(each)} clients, those with {result['split']} data"
+        if missing
+        else ""
+    )
     title = f"{escape(what)}: mean over {over or 'clients, ' + result['split'] + ' data'}"
     table = Table("", *result["global"], title=title)
     for label, metrics in rows:
@@ -36,12 +40,15 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
         from fedhb.likelihood import GaussianRegression  # here: it imports torch
 
         console.print(
-            f"coverage: the share of targets in their {GaussianRegression.level:.0%} intervals", highlight=False, markup=False
+            f"coverage: the share of targets in their {GaussianRegression.level:.0%} intervals",
+            highlight=False,
+            markup=False,
         )
     if result.get("privacy"):
         spent = result["privacy"]
         console.print(
-            f"privacy spent: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, for one client", highlight=False
+            f"privacy spent: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, for one client",
+            highlight=False,
         )
     sent = result["communication"]["per_client_round"]
     seconds = result["seconds"]
@@ -59,17 +66,30 @@ def one_line(result: dict[str, Any]) -> str:
         for task in ("global", "personalised")
         if result[task]
     ]
-    return f"{result['algorithm']} seed {result['seed']}: " + ("; ".join(parts) or "nothing was evaluated")
+    return f"{result['algorithm']} seed {result['seed']}: " + (
+        "; ".join(parts) or "nothing was evaluated"
+    )
 
 
 def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
     """Methods by metrics of both tasks, the best of each column in bold."""
     from fedhb.report.tables import best_of, competes, remembered
 
-    metrics = [(task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]]
-    rivals = {task: [row for row in rows if competes(row["algorithm"], task)] or rows for task, _ in metrics}
-    best = {(task, m): best_of(m, [row[task][m]["mean"] for row in rivals[task]]) for task, m in metrics}
-    table = Table("algorithm", title=escape(title), caption=remembered(row["algorithm"] for row in rows if metrics) or None)
+    metrics = [
+        (task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]
+    ]
+    rivals = {
+        task: [row for row in rows if competes(row["algorithm"], task)] or rows
+        for task, _ in metrics
+    }
+    best = {
+        (task, m): best_of(m, [row[task][m]["mean"] for row in rivals[task]]) for task, m in metrics
+    }
+    table = Table(
+        "algorithm",
+        title=escape(title),
+        caption=remembered(row["algorithm"] for row in rows if metrics) or None,
+    )
     for task, m in metrics:
         table.add_column(f"{task.replace('_', ' ')}\n{m}", justify="right")
     table.add_column("training\nseconds", justify="right")
@@ -77,7 +97,13 @@ def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
         cells = []
         for task, m in metrics:
             value = row[task][m]
-            text = f"{value['mean']:.4f}" + (f" ±{value['std']:.4f}" if len(row["seeds"]) > 1 else "")
-            cells.append(f"[bold]{text}[/bold]" if row in rivals[task] and value["mean"] == best[task, m] else text)
+            text = f"{value['mean']:.4f}" + (
+                f" ±{value['std']:.4f}" if len(row["seeds"]) > 1 else ""
+            )
+            cells.append(
+                f"[bold]{text}[/bold]"
+                if row in rivals[task] and value["mean"] == best[task, m]
+                else text
+            )
         table.add_row(row["algorithm"], *cells, f"{row['seconds']:.1f}")
     return table

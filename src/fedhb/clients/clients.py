@@ -76,8 +76,15 @@ class Share:
         chosen = torch.tensor(list(positions), dtype=torch.int64)
         sizes = self.sizes[chosen]
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        shift = self.offsets[chosen] - offsets[:-1]  # from where a client's rows begin here to where they begin in all
-        return Share(self.x, self.y, self.rows[torch.arange(int(offsets[-1])) + shift.repeat_interleave(sizes)], offsets)
+        shift = (
+            self.offsets[chosen] - offsets[:-1]
+        )  # from where a client's rows begin here to where they begin in all
+        return Share(
+            self.x,
+            self.y,
+            self.rows[torch.arange(int(offsets[-1])) + shift.repeat_interleave(sizes)],
+            offsets,
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,7 +149,9 @@ class Clients:
         if not len(train):
             raise InputError("no clients: `train` is empty; give one (x, y) pair per client")
         if test is not None and len(test) != len(train):
-            raise InputError(f"{len(train)} clients have training data but {len(test)} have test data: give one pair for each")
+            raise InputError(
+                f"{len(train)} clients have training data but {len(test)} have test data: give one pair for each"
+            )
         xs, ys, rows = _pool(train, "training")
         x, y = _joined(xs, ys)
         share = Share.of(torch.from_numpy(x), targets(y), rows)
@@ -151,7 +160,9 @@ class Clients:
         if xs:
             x_test, y_test = _joined(xs, ys)
             if x_test.shape[1:] != x.shape[1:]:
-                raise InputError(f"test inputs have shape {x_test.shape[1:]}, training inputs {x.shape[1:]}: make them alike")
+                raise InputError(
+                    f"test inputs have shape {x_test.shape[1:]}, training inputs {x.shape[1:]}: make them alike"
+                )
             test_share = Share.of(torch.from_numpy(x_test), targets(y_test), rows)
         classes = check_labels(y, y_test, num_classes)
         if num_classes is None:
@@ -162,7 +173,9 @@ class Clients:
             )
         for i in ids if ids is not None else ():
             if not isinstance(i, int | np.integer) or not 0 <= i < MOST_ID:
-                raise InputError(f"id {i!r}: give whole numbers from 0 to below {MOST_ID}; names go to `names`")
+                raise InputError(
+                    f"id {i!r}: give whole numbers from 0 to below {MOST_ID}; names go to `names`"
+                )
         if names is not None and len(names) != len(train):
             raise InputError(f"{len(names)} names for {len(train)} clients: give each one")
         return cls(
@@ -175,7 +188,9 @@ class Clients:
         )
 
     @classmethod
-    def from_rows(cls, dataset: Dataset, train_rows: Sequence[np.ndarray], test_rows: Sequence[np.ndarray]) -> Clients:
+    def from_rows(
+        cls, dataset: Dataset, train_rows: Sequence[np.ndarray], test_rows: Sequence[np.ndarray]
+    ) -> Clients:
         """Clients of a data set, given who holds which training and test examples. Inputs are scaled by the training set."""
         if len(dataset.test) and dataset.test.x.shape[1:] != dataset.train.x.shape[1:]:
             shapes = f"{dataset.test.x.shape[1:]}, training inputs {dataset.train.x.shape[1:]}"
@@ -184,7 +199,11 @@ class Clients:
         check_finite(dataset.test.x, "test inputs")
         classes = check_labels(dataset.train.y, dataset.test.y, dataset.num_classes)
         train = Share.of(torch.from_numpy(dataset.train.x), targets(dataset.train.y), train_rows)
-        test = Share.of(torch.from_numpy(dataset.test.x), targets(dataset.test.y), test_rows) if len(dataset.test) else None
+        test = (
+            Share.of(torch.from_numpy(dataset.test.x), targets(dataset.test.y), test_rows)
+            if len(dataset.test)
+            else None
+        )
         return cls(
             ids=torch.arange(len(train_rows)),
             train=train,
@@ -265,7 +284,9 @@ class Clients:
     def hold_out(self, count: int, seed: int) -> tuple[Clients, Clients]:
         """(clients that train, `count` novel clients that never do), chosen at random."""
         if not 0 < count < len(self):
-            raise InputError(f"holdout_clients={count} of {len(self)} clients: hold out at least one and leave at least one")
+            raise InputError(
+                f"holdout_clients={count} of {len(self)} clients: hold out at least one and leave at least one"
+            )
         order = np.random.default_rng([seed, 0x401D]).permutation(len(self))
         novel, kept = sorted(order[:count].tolist()), sorted(order[count:].tolist())
         return self.select(kept), self.select(novel)
@@ -274,11 +295,19 @@ class Clients:
         """Every client with `count` of its training examples, drawn at random, or all where it has no more; a larger count keeps
         those of a smaller one."""
         if count < 1:
-            raise InputError(f"max_examples={count}: leave every client at least one training example")
+            raise InputError(
+                f"max_examples={count}: leave every client at least one training example"
+            )
         kept = []
         for k, client in enumerate(self.ids.tolist()):
             rows = self.train.rows_of(k).numpy()
-            kept.append(np.sort(rows[np.random.default_rng([seed, 0x3A5, client]).permutation(len(rows))[:count]]))
+            kept.append(
+                np.sort(
+                    rows[
+                        np.random.default_rng([seed, 0x3A5, client]).permutation(len(rows))[:count]
+                    ]
+                )
+            )
         return replace(self, train=Share.of(self.train.x, self.train.y, kept))
 
     def with_validation(self, fraction: float, seed: int) -> Clients:
@@ -298,7 +327,12 @@ class Clients:
 
 def _about(dataset: Dataset) -> dict[str, Any]:
     augment = "crop-flip" if dataset.name in AUGMENTED and dataset.train.x.ndim == 4 else None
-    return {"augment": augment, "name": dataset.name, "title": dataset.title, "files": dataset.files}
+    return {
+        "augment": augment,
+        "name": dataset.name,
+        "title": dataset.title,
+        "files": dataset.files,
+    }
 
 
 def targets(y: np.ndarray) -> Tensor:
@@ -315,12 +349,18 @@ def _pool(
     rows, start = [], 0
     for k, pair in enumerate(pairs):
         if isinstance(pairs, Mapping) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise InputError(f"client {k}'s {what} data are not an (x, y) pair: give a list with one pair per client")
+            raise InputError(
+                f"client {k}'s {what} data are not an (x, y) pair: give a list with one pair per client"
+            )
         x, y = map(np.asarray, pair)
         if y.dtype.kind not in "iubf":
-            raise InputError(f"client {k} has targets of type {y.dtype}: give integer class labels 0, 1, ... or real targets")
+            raise InputError(
+                f"client {k} has targets of type {y.dtype}: give integer class labels 0, 1, ... or real targets"
+            )
         if len(x) != len(y):
-            raise InputError(f"client {k} has {len(x)} {what} inputs but {len(y)} targets: give one target per input")
+            raise InputError(
+                f"client {k} has {len(x)} {what} inputs but {len(y)} targets: give one target per input"
+            )
         if not len(x) and what == "test":
             rows.append(np.arange(0))
             continue
@@ -333,7 +373,9 @@ def _pool(
                 )
             y = y[:, 0]
         if xs and x.shape[1:] != xs[0].shape[1:]:
-            raise InputError(f"client {k} has inputs of shape {x.shape[1:]}, others of {xs[0].shape[1:]}: make them alike")
+            raise InputError(
+                f"client {k} has inputs of shape {x.shape[1:]}, others of {xs[0].shape[1:]}: make them alike"
+            )
         if (y.dtype.kind == "f") != (ys[0].dtype.kind == "f" if ys else y.dtype.kind == "f"):
             raise InputError(
                 f"client {k} has targets of type {y.dtype}, others of {ys[0].dtype}: give labels or real targets in all"

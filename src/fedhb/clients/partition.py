@@ -42,7 +42,9 @@ def shards(dataset: Dataset, num_clients: int, shards_per_client: int, seed: int
         seed: equal seeds give equal partitions.
     """
     labels, test_labels = _labels(dataset, "shards")
-    return Clients.from_rows(dataset, *shard_rows(labels, test_labels, num_clients, shards_per_client, seed))
+    return Clients.from_rows(
+        dataset, *shard_rows(labels, test_labels, num_clients, shards_per_client, seed)
+    )
 
 
 def dirichlet(dataset: Dataset, num_clients: int, alpha: float, seed: int = 0) -> Clients:
@@ -55,7 +57,9 @@ def dirichlet(dataset: Dataset, num_clients: int, alpha: float, seed: int = 0) -
         seed: equal seeds give equal partitions.
     """
     labels, test_labels = _labels(dataset, "dirichlet")
-    return Clients.from_rows(dataset, *dirichlet_rows(labels, test_labels, num_clients, alpha, seed))
+    return Clients.from_rows(
+        dataset, *dirichlet_rows(labels, test_labels, num_clients, alpha, seed)
+    )
 
 
 def iid(dataset: Dataset, num_clients: int, seed: int = 0) -> Clients:
@@ -66,7 +70,9 @@ def iid(dataset: Dataset, num_clients: int, seed: int = 0) -> Clients:
         num_clients: N.
         seed: equal seeds give equal partitions.
     """
-    return Clients.from_rows(dataset, *iid_rows(len(dataset.train), len(dataset.test), num_clients, seed))
+    return Clients.from_rows(
+        dataset, *iid_rows(len(dataset.train), len(dataset.test), num_clients, seed)
+    )
 
 
 def natural(dataset: Dataset) -> Clients:
@@ -82,7 +88,12 @@ def natural(dataset: Dataset) -> Clients:
 
 
 def groups(
-    dataset: Dataset, num_clients: int, novel_clients: int, shards_per_client: int, seed: int = 0, split: str = "image"
+    dataset: Dataset,
+    num_clients: int,
+    novel_clients: int,
+    shards_per_client: int,
+    seed: int = 0,
+    split: str = "image",
 ) -> tuple[Clients, Clients | None]:
     """Give every client examples of one kind, such as one corruption; within a kind, deal shards of classes.
 
@@ -100,14 +111,20 @@ def groups(
     labels, _ = _labels(dataset, "groups")
     train = dataset.train
     if train.group is None or train.original is None:
-        raise InputError(f"data set {dataset.name} has no groups: use the partition shards, dirichlet or iid")
+        raise InputError(
+            f"data set {dataset.name} has no groups: use the partition shards, dirichlet or iid"
+        )
     numbers, known = range(len(dataset.groups)), len(dataset.groups) - dataset.num_novel
     of_group = _shared("num_clients", num_clients, numbers[:known])
     if novel_clients:
         of_group |= _shared("holdout_clients", novel_clients, numbers[known:])
-    rows, test_rows = group_rows(labels, train.group, train.original, of_group, shards_per_client, seed, split)
+    rows, test_rows = group_rows(
+        labels, train.group, train.original, of_group, shards_per_client, seed, split
+    )
     names = [f"{dataset.groups[g]} {k}" for g, count in of_group.items() for k in range(count)]
-    everyone = Clients.from_pool(dataset, rows, test_rows, np.concatenate(rows[:num_clients]), names)
+    everyone = Clients.from_pool(
+        dataset, rows, test_rows, np.concatenate(rows[:num_clients]), names
+    )
     novel = range(num_clients, len(everyone))
     return everyone.select(range(num_clients)), everyone.select(novel) if novel else None
 
@@ -115,12 +132,18 @@ def groups(
 def _shared(name: str, count: int, numbers: range) -> dict[int, int]:
     """So many clients for each of these groups."""
     if count % len(numbers):
-        raise InputError(f"{name}={count}, but there are {len(numbers)} groups: give a multiple of {len(numbers)}")
+        raise InputError(
+            f"{name}={count}, but there are {len(numbers)} groups: give a multiple of {len(numbers)}"
+        )
     return {g: count // len(numbers) for g in numbers}
 
 
 def shard_rows(
-    labels: np.ndarray, test_labels: np.ndarray, num_clients: int, shards_per_client: int, seed: int = 0
+    labels: np.ndarray,
+    test_labels: np.ndarray,
+    num_clients: int,
+    shards_per_client: int,
+    seed: int = 0,
 ) -> tuple[Rows, Rows]:
     """Rows of each client under the shard partition.
 
@@ -139,24 +162,36 @@ def shard_rows(
     _check_integer("shards_per_client", shards_per_client)
     total = num_clients * shards_per_client
     split = _Classes(labels, test_labels)
-    asked = f"num_clients={num_clients} with shards_per_client={shards_per_client} makes {total} shards"
+    asked = (
+        f"num_clients={num_clients} with shards_per_client={shards_per_client} makes {total} shards"
+    )
     if total < len(split.train_sizes):
-        raise InputError(f"{asked}, fewer than the {len(split.train_sizes)} classes: use more clients or more shards per client")
+        raise InputError(
+            f"{asked}, fewer than the {len(split.train_sizes)} classes: use more clients or more shards per client"
+        )
     if total > len(labels):
-        raise InputError(f"{asked}, more than the {len(labels)} training examples: use fewer clients or fewer shards per client")
+        raise InputError(
+            f"{asked}, more than the {len(labels)} training examples: use fewer clients or fewer shards per client"
+        )
     if (split.train_sizes == 0).any():
         name = split.names[split.train_sizes.argmin()]
-        raise InputError(f"class {name} has test examples but no training examples: remove them, or add training examples")
+        raise InputError(
+            f"class {name} has test examples but no training examples: remove them, or add training examples"
+        )
     shards_of_class = allot(split.train_sizes, total)
 
     for attempt in range(MAX_ATTEMPTS):
         rng = np.random.default_rng([_SHARDS, seed, attempt])
-        class_of_slot = rng.permutation(np.repeat(np.arange(len(shards_of_class)), shards_of_class))  # [N * s], row by row
+        class_of_slot = rng.permutation(
+            np.repeat(np.arange(len(shards_of_class)), shards_of_class)
+        )  # [N * s], row by row
         holders = []
         for part, sizes in ((split.train, split.train_sizes), (split.test, split.test_sizes)):
             # The slots of a class get its shards in random order: sorted by class, they line up with the shards.
             slot_of_shard = np.lexsort((rng.random(total), class_of_slot))
-            holders.append(slot_of_shard[_shard_of_example(part, sizes, shards_of_class)] // shards_per_client)
+            holders.append(
+                slot_of_shard[_shard_of_example(part, sizes, shards_of_class)] // shards_per_client
+            )
         if _all_served(holders[1], num_clients):
             return _gather(holders[0], num_clients), _gather(holders[1], num_clients)
     raise InputError(
@@ -179,7 +214,9 @@ def dirichlet_rows(
     """
     _check_counts(num_clients, len(labels), len(test_labels), seed)
     if not alpha > 0:
-        raise InputError(f"alpha={alpha}: give a value above 0, such as 0.5 (smaller: clients differ more)")
+        raise InputError(
+            f"alpha={alpha}: give a value above 0, such as 0.5 (smaller: clients differ more)"
+        )
     split = _Classes(labels, test_labels)
     num_classes = len(split.names)
     for attempt in range(MAX_ATTEMPTS):
@@ -206,7 +243,9 @@ def iid_rows(num_train: int, num_test: int, num_clients: int, seed: int = 0) -> 
     """Rows of each client when n training and m test examples are dealt at random."""
     _check_counts(num_clients, num_train, num_test, seed)
     rng = np.random.default_rng([_IID, seed])
-    train, test = (np.array_split(rng.permutation(count), num_clients) for count in (num_train, num_test))
+    train, test = (
+        np.array_split(rng.permutation(count), num_clients) for count in (num_train, num_test)
+    )
     return [np.sort(rows) for rows in train], [np.sort(rows) for rows in test]
 
 
@@ -215,7 +254,9 @@ def natural_rows(client: np.ndarray, test_client: np.ndarray) -> tuple[Rows, Row
     names, holder = np.unique(client, return_inverse=True)
     strangers = np.setdiff1d(test_client, names)
     if len(strangers):
-        listed = ", ".join(map(str, strangers[:5].tolist())) + (f" and {len(strangers) - 5} more" if len(strangers) > 5 else "")
+        listed = ", ".join(map(str, strangers[:5].tolist())) + (
+            f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
+        )
         raise InputError(
             f"clients with test examples but no training examples: {listed}. Leave them out, or give each a training example"
         )
@@ -248,12 +289,16 @@ def group_rows(
     held_back = np.zeros(len(labels), dtype=bool)
     if split == "image":
         _, first, number = np.unique(original, return_index=True, return_inverse=True)
-        held_back = _some_of_each_class(labels[first], np.random.default_rng([_GROUPS, seed]))[number]
+        held_back = _some_of_each_class(labels[first], np.random.default_rng([_GROUPS, seed]))[
+            number
+        ]
     train_rows, test_rows = [], []
     for g, count in clients_of_group.items():
         mine = np.flatnonzero(group == g)
         if split == "group":
-            held_back[mine] = _some_of_each_class(labels[mine], np.random.default_rng([_GROUPS, seed, g]))
+            held_back[mine] = _some_of_each_class(
+                labels[mine], np.random.default_rng([_GROUPS, seed, g])
+            )
         train, test = mine[~held_back[mine]], mine[held_back[mine]]
         own = int(np.random.SeedSequence([_GROUPS, seed, g]).generate_state(1)[0])
         held, tested = shard_rows(labels[train], labels[test], count, shards_per_client, own)
@@ -285,7 +330,9 @@ def allot(sizes: np.ndarray, total: int) -> np.ndarray:
     seats = np.maximum(quota // whole, 1)
     while seats.sum() < total:
         seats[np.argmax(quota - seats * whole)] += 1
-    while seats.sum() > total:  # seats given to tiny classes are taken from those furthest above their quota
+    while (
+        seats.sum() > total
+    ):  # seats given to tiny classes are taken from those furthest above their quota
         surplus = np.where(seats > 1, seats * whole - quota, np.iinfo(np.int64).min)
         seats[np.argmax(surplus)] -= 1
     return seats
@@ -314,7 +361,9 @@ def _place_in_class(classes: np.ndarray, sizes: np.ndarray, order: np.ndarray) -
     return place
 
 
-def _shard_of_example(classes: np.ndarray, sizes: np.ndarray, shards_of_class: np.ndarray) -> np.ndarray:
+def _shard_of_example(
+    classes: np.ndarray, sizes: np.ndarray, shards_of_class: np.ndarray
+) -> np.ndarray:
     """The shard of each example [n]; shards are numbered class by class.
 
     A class is cut in the order of the data into equal shards; what is left over goes one each to its first shards.
@@ -327,7 +376,11 @@ def _shard_of_example(classes: np.ndarray, sizes: np.ndarray, shards_of_class: n
 
 
 def _cut(
-    classes: np.ndarray, sizes: np.ndarray, proportions: np.ndarray, turns: np.ndarray, rng: np.random.Generator
+    classes: np.ndarray,
+    sizes: np.ndarray,
+    proportions: np.ndarray,
+    turns: np.ndarray,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """The client of each example [n]: a class is shuffled and cut in `proportions` for the clients `turns` [C, N]."""
     order = np.lexsort((rng.random(len(classes)), classes))

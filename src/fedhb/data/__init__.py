@@ -12,7 +12,15 @@ from fedhb.errors import InputError
 
 __all__ = ["NAMES", "Dataset", "Examples", "Status", "check_name", "load", "read_npz", "status"]
 
-NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar-100", "cifar-100-coarse", "cifar-100-c")
+NAMES = (
+    "digits",
+    "mnist",
+    "fashion-mnist",
+    "emnist",
+    "cifar-100",
+    "cifar-100-coarse",
+    "cifar-100-c",
+)
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,13 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
 def check_name(name: str) -> None:
     """Refuse a name that no data set has."""
     if name.endswith(".npz"):
-        raise InputError(f"dataset={name!r} is a file of your own: give it as data, --data {name}, or read it with read_npz")
+        raise InputError(
+            f"dataset={name!r} is a file of your own: give it as data, --data {name}, or read it with read_npz"
+        )
     if name not in NAMES:
-        raise InputError(f"unknown data set {name!r}: choose one of {', '.join(NAMES)}, or give your own as a .npz file")
+        raise InputError(
+            f"unknown data set {name!r}: choose one of {', '.join(NAMES)}, or give your own as a .npz file"
+        )
 
 
 def status() -> list[Status]:

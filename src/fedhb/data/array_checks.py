@@ -19,7 +19,9 @@ def check_finite(x: np.ndarray, what: str) -> None:
         if bad.any():
             row = int(bad.argmax())
             where = f"row {row}, column {int(fine[row].argmin())}" if x.ndim == 2 else f"row {row}"
-            raise InputError(f"{what}: {where} holds NaN or infinity: remove or impute such rows ({bad.sum()} in all)")
+            raise InputError(
+                f"{what}: {where} holds NaN or infinity: remove or impute such rows ({bad.sum()} in all)"
+            )
 
 
 def check_digits(x: np.ndarray, what: str) -> None:
@@ -28,7 +30,10 @@ def check_digits(x: np.ndarray, what: str) -> None:
         return
     for k in range(x.shape[1]):
         column = x[:, k].astype(np.float64)
-        lost, deviation = np.abs(column - column.astype(np.float32)).max(initial=0.0), column.std() if len(column) else 0.0
+        lost, deviation = (
+            np.abs(column - column.astype(np.float32)).max(initial=0.0),
+            column.std() if len(column) else 0.0,
+        )
         if lost > 0.01 * deviation > 0 or (lost > 0 and x.dtype.kind != "f"):
             warnings.warn(
                 f"column {k} of the {what} is used with seven digits, and loses others: it deviates by {deviation:.3g} around "

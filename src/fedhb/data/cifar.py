@@ -56,7 +56,9 @@ def read(path: Path, coarse: bool) -> tuple[Examples, str]:
             )
         records = np.fromfile(path, dtype=np.uint8, count=size).reshape(-1, RECORD)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error}): check its permissions, or replace the file") from error
+        raise InputError(
+            f"{path}: cannot be read ({error}): check its permissions, or replace the file"
+        ) from error
     for column, classes, what in ((0, NUM_COARSE, "coarse"), (1, NUM_FINE, "fine")):
         labels = records[:, column]
         if labels.max() >= classes:

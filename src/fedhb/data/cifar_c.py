@@ -63,7 +63,10 @@ def load(root: str | os.PathLike[str] | None = None) -> Dataset:
     x = np.empty((len(names), len(labels), 3, SIZE, SIZE), dtype=np.uint8)
     for place, name in zip(x, names, strict=True):
         images = _array(paths[name])
-        if images.shape != (len(labels) * (1 if made else SEVERITIES), SIZE, SIZE, 3) or images.dtype != np.uint8:
+        if (
+            images.shape != (len(labels) * (1 if made else SEVERITIES), SIZE, SIZE, 3)
+            or images.dtype != np.uint8
+        ):
             raise InputError(
                 f"{paths[name]}: {images.dtype} of shape {images.shape} for {len(labels)} labels: it has to be uint8 "
                 f"[n, {SIZE}, {SIZE}, 3], five severities one after another as published, or as `fedhb data make` writes it"
@@ -74,7 +77,10 @@ def load(root: str | os.PathLike[str] | None = None) -> Dataset:
     count = len(names)
     original = np.tile(np.arange(len(labels)), count)
     train = Examples(
-        x.reshape(-1, 3, SIZE, SIZE), np.tile(labels, count), group=np.arange(count).repeat(len(labels)), original=original
+        x.reshape(-1, 3, SIZE, SIZE),
+        np.tile(labels, count),
+        group=np.arange(count).repeat(len(labels)),
+        original=original,
     )
     title = "CIFAR-100-C (regenerated)" if made else "CIFAR-100-C"
     empty = Examples(train.x[:0], train.y[:0])
@@ -91,7 +97,9 @@ def _labels(path: Path, made: bool) -> np.ndarray:
         or not len(labels)
         or not 0 <= labels.min() <= labels.max() < cifar.NUM_FINE
     ):
-        raise InputError(f"{path}: {labels.dtype} of shape {labels.shape}: it has to be labels in 0..{cifar.NUM_FINE - 1}")
+        raise InputError(
+            f"{path}: {labels.dtype} of shape {labels.shape}: it has to be labels in 0..{cifar.NUM_FINE - 1}"
+        )
     labels = labels.astype(np.int64)
     if made:
         return labels
@@ -107,7 +115,9 @@ def _array(path: Path) -> np.ndarray:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: not a .npy file of numbers ({error}): delete it and get or make it again") from None
+        raise InputError(
+            f"{path}: not a .npy file of numbers ({error}): delete it and get or make it again"
+        ) from None
     return np.asarray(found)
 
 
@@ -122,16 +132,22 @@ def make(processes: int, tell: Tell) -> Path:
     """
     located = locate.locate(NAME)
     if located.folder is not None and not (located.folder / locate.SUMS).exists():
-        raise InputError(f"{located.folder} has the published CIFAR-100-C: there is nothing to make")
+        raise InputError(
+            f"{located.folder} has the published CIFAR-100-C: there is nothing to make"
+        )
     folder = located.folder or locate.place_for(NAME)
     test = cifar.read(locate.find("cifar-100")[1], coarse=False)[0]
     images = np.ascontiguousarray(test.x.transpose(0, 2, 3, 1))
     labels = folder / "labels.npy"
     if not (folder / locate.SUMS).exists() and any(folder.glob("*.npy")):
-        raise InputError(f"{folder} has .npy files that were not made here: complete the published data set, or remove them")
+        raise InputError(
+            f"{folder} has .npy files that were not made here: complete the published data set, or remove them"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     if labels.exists() and not np.array_equal(_array(labels), test.y):
-        raise InputError(f"{folder} was made from other CIFAR-100 test images (its labels differ): remove it, and make it anew")
+        raise InputError(
+            f"{folder} was made from other CIFAR-100 test images (its labels differ): remove it, and make it anew"
+        )
     names, todo = (*TRAINING, *NOVEL), []
     for name in names:
         path = folder / f"{name}.npy"
@@ -148,7 +164,9 @@ def make(processes: int, tell: Tell) -> Path:
     with _workers(processes) as run:
         for name in todo:
             parts = []
-            for part in run([(name, images[k : k + BLOCK], k) for k in range(0, len(images), BLOCK)]):
+            for part in run(
+                [(name, images[k : k + BLOCK], k) for k in range(0, len(images), BLOCK)]
+            ):
                 parts.append(part)
                 tell(name, len(part), len(names) * len(images))
             _write(folder / f"{name}.npy", np.concatenate(parts))
@@ -161,12 +179,16 @@ def _task(task: tuple[str, np.ndarray, int]) -> np.ndarray:
 
 
 @contextmanager
-def _workers(processes: int) -> Iterator[Callable[[list[tuple[str, np.ndarray, int]]], Iterator[np.ndarray]]]:
+def _workers(
+    processes: int,
+) -> Iterator[Callable[[list[tuple[str, np.ndarray, int]]], Iterator[np.ndarray]]]:
     """A function that does tasks, in this process or in several, and gives the results in their order."""
     if processes == 1:
         yield lambda tasks: map(_task, tasks)
         return
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_die_with_parent)
+    pool = ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), initializer=_die_with_parent
+    )
     try:
         yield lambda tasks: pool.map(_task, tasks)
     finally:
@@ -197,7 +219,11 @@ def _write(path: Path, array: np.ndarray) -> None:
 def _keep_sums(folder: Path, anew: Collection[str] = ()) -> None:
     """The hash of every file that has none yet or is new, for `sha256sum -c SHA256SUMS`."""
     path = folder / locate.SUMS
-    known = dict(line.split("  ")[::-1] for line in path.read_text().splitlines()) if path.exists() else {}
+    known = (
+        dict(line.split("  ")[::-1] for line in path.read_text().splitlines())
+        if path.exists()
+        else {}
+    )
     for file in sorted(folder.glob("*.npy")):
         if file.name not in known or file.name in anew:
             with file.open("rb") as content:

@@ -44,13 +44,19 @@ def corrupt(name: str, images: np.ndarray, first: int = 0) -> np.ndarray:
     """
     if name not in CORRUPTIONS:
         raise InputError(f"unknown corruption {name!r}: choose from {', '.join(CORRUPTIONS)}")
-    if images.dtype != np.uint8 or images.shape[-3:] != (SIZE, SIZE, 3) or images.ndim not in (3, 4):
+    if (
+        images.dtype != np.uint8
+        or images.shape[-3:] != (SIZE, SIZE, 3)
+        or images.ndim not in (3, 4)
+    ):
         raise InputError(
             f"images of type {images.dtype} and shape {images.shape}: give uint8 [n, {SIZE}, {SIZE}, 3], colours last, "
             "because the constants are for this size"
         )
     batch = images if images.ndim == 4 else images[None]
-    rngs = [np.random.default_rng([zlib.crc32(name.encode()), first + k]) for k in range(len(batch))]
+    rngs = [
+        np.random.default_rng([zlib.crc32(name.encode()), first + k]) for k in range(len(batch))
+    ]
     found = CORRUPTIONS[name](batch / 255.0, rngs)
     # 1e-6: a whole number may come out a hair below itself
     return (np.clip(found, 0, 1) * 255 + 1e-6).astype(np.uint8).reshape(images.shape)
@@ -88,7 +94,9 @@ def gaussian_blur(x: np.ndarray, rngs: Rngs, sigma: float = 1.0) -> np.ndarray:
     return _smooth(x, sigma)
 
 
-def glass_blur(x: np.ndarray, rngs: Rngs, sigma: float = 0.4, shift: int = 1, passes: int = 2) -> np.ndarray:
+def glass_blur(
+    x: np.ndarray, rngs: Rngs, sigma: float = 0.4, shift: int = 1, passes: int = 2
+) -> np.ndarray:
     """Smoothed, then every pixel takes the colour of one up to `shift` above and to the left of it, and smoothed again.
 
     From the last pixel to the first, so that colours wander. The published code means to swap two pixels, but writes one over
@@ -96,7 +104,9 @@ def glass_blur(x: np.ndarray, rngs: Rngs, sigma: float = 0.4, shift: int = 1, pa
     """
     picture = (np.clip(_smooth(x, sigma), 0, 1) * 255 + 1e-6).astype(np.uint8)
     places = range(SIZE - shift, shift, -1)
-    steps = _draw(rngs, lambda rng: rng.integers(-shift, shift, size=(passes, len(places), len(places), 2)))
+    steps = _draw(
+        rngs, lambda rng: rng.integers(-shift, shift, size=(passes, len(places), len(places), 2))
+    )
     who = np.arange(len(x))
     for turn in range(passes):
         for i, row in enumerate(places):
@@ -133,7 +143,9 @@ def motion_blur(x: np.ndarray, rngs: Rngs, radius: int = 9, sigma: float = 2.5) 
 
 def zoom_blur(x: np.ndarray, rngs: Rngs, below: float = 1.26, step: float = 0.01) -> np.ndarray:
     """The mean of the image and of its magnifications by 1, 1.01, ..., 1.25."""
-    factors = np.arange(1, below, step)  # the last a hair above 1.25, which decides how the size is rounded
+    factors = np.arange(
+        1, below, step
+    )  # the last a hair above 1.25, which decides how the size is rounded
     return (x + sum(_magnify(x, factor) for factor in factors)) / (len(factors) + 1)
 
 
@@ -182,26 +194,44 @@ def frost_pictures() -> list[np.ndarray]:
     """The photographs in 0..1, every fifth pixel of them: they come with the package imagecorruptions-imaug."""
     from PIL import Image
 
-    package = importlib.util.find_spec("imagecorruptions")  # found, not imported: it would load two large libraries
+    package = importlib.util.find_spec(
+        "imagecorruptions"
+    )  # found, not imported: it would load two large libraries
     if package is None or package.origin is None:
-        raise InputError("frost needs photographs, which come with an extra: pip install 'fedhb[corruptions]'")
+        raise InputError(
+            "frost needs photographs, which come with an extra: pip install 'fedhb[corruptions]'"
+        )
     folder = Path(package.origin).parent / "frost"
-    return [np.asarray(Image.open(folder / name).convert("RGB"))[2::5, 2::5] / 255.0 for name in FROST_PICTURES]
+    return [
+        np.asarray(Image.open(folder / name).convert("RGB"))[2::5, 2::5] / 255.0
+        for name in FROST_PICTURES
+    ]
 
 
-def snow(x: np.ndarray, rngs: Rngs, mean: float = 0.3, deviation: float = 0.3, zoom: float = 1.25) -> np.ndarray:
+def snow(
+    x: np.ndarray, rngs: Rngs, mean: float = 0.3, deviation: float = 0.3, zoom: float = 1.25
+) -> np.ndarray:
     """Flakes (noise above 0.65, magnified, falling at -135 to -45 degrees) from both sides, on a paler image."""
     threshold, radius, sigma, kept = 0.65, 14, 12.0, 0.8
-    flakes = _magnify(mean + deviation * _draw(rngs, lambda rng: rng.standard_normal((SIZE, SIZE, 1))), zoom)
+    flakes = _magnify(
+        mean + deviation * _draw(rngs, lambda rng: rng.standard_normal((SIZE, SIZE, 1))), zoom
+    )
     flakes = np.floor(np.clip(np.where(flakes < threshold, 0, flakes), 0, 1) * 255) / 255
-    flakes = np.round(_trail(flakes, [rng.uniform(-135, -45) for rng in rngs], radius, sigma) * 255) / 255
+    flakes = (
+        np.round(_trail(flakes, [rng.uniform(-135, -45) for rng in rngs], radius, sigma) * 255)
+        / 255
+    )
     pale = np.maximum(x, 1.5 * (x @ GREY)[..., None] + 0.5)
     return kept * x + (1 - kept) * pale + flakes + flakes[:, ::-1, ::-1]
 
 
-def spatter(x: np.ndarray, rngs: Rngs, mean: float = 0.65, deviation: float = 0.1, threshold: float = 0.68) -> np.ndarray:
+def spatter(
+    x: np.ndarray, rngs: Rngs, mean: float = 0.65, deviation: float = 0.1, threshold: float = 0.68
+) -> np.ndarray:
     """Mud where smoothed noise is above the threshold, and that, smoothed again, above 0.8."""
-    liquid = _smooth(mean + deviation * _draw(rngs, lambda rng: rng.standard_normal((SIZE, SIZE, 1))), 0.5)
+    liquid = _smooth(
+        mean + deviation * _draw(rngs, lambda rng: rng.standard_normal((SIZE, SIZE, 1))), 0.5
+    )
     mud = _smooth((liquid > threshold).astype(float), 0.6)
     mud[mud < 0.8] = 0
     return x * (1 - mud) + MUD * mud
@@ -230,7 +260,9 @@ def saturate(x: np.ndarray, rngs: Rngs, factor: float = 2.5, added: float = 0.2)
     saturation = below.max(axis=-1, keepdims=True) / np.where(value > 0, value, 1)
     more = np.clip(factor * saturation + added, 0, 1)
     red = value * np.array([0.0, 1.0, 1.0])
-    return value - more * np.where(saturation > 0, below / np.where(saturation > 0, saturation, 1), red)
+    return value - more * np.where(
+        saturation > 0, below / np.where(saturation > 0, saturation, 1), red
+    )
 
 
 def jpeg_compression(x: np.ndarray, rngs: Rngs, quality: int = 40) -> np.ndarray:
@@ -250,23 +282,36 @@ def pixelate(x: np.ndarray, rngs: Rngs, factor: float = 0.65) -> np.ndarray:
     from PIL import Image
 
     small, box = int(SIZE * factor), Image.Resampling.BOX
-    found = [Image.fromarray(one).resize((small, small), box).resize((SIZE, SIZE), box) for one in _bytes(x)]
+    found = [
+        Image.fromarray(one).resize((small, small), box).resize((SIZE, SIZE), box)
+        for one in _bytes(x)
+    ]
     return np.stack([np.asarray(one) for one in found]) / 255.0
 
 
 def elastic_transform(
-    x: np.ndarray, rngs: Rngs, strength: float = 0.1 * SIZE, sigma: float = 0.03 * SIZE, jolt: float = 0.03 * SIZE
+    x: np.ndarray,
+    rngs: Rngs,
+    strength: float = 0.1 * SIZE,
+    sigma: float = 0.03 * SIZE,
+    jolt: float = 0.03 * SIZE,
 ) -> np.ndarray:
     """An affine map that moves three points by up to `jolt` pixels; then every pixel moves by smoothed noise of `strength`."""
     centre, reach = SIZE // 2, SIZE // 3
-    before = centre + reach * np.array([[1, 1], [1, -1], [-1, -1]])  # (column, row) of three corners of a square
+    before = centre + reach * np.array(
+        [[1, 1], [1, -1], [-1, -1]]
+    )  # (column, row) of three corners of a square
     after = before + _draw(rngs, lambda rng: rng.uniform(-jolt, jolt, size=(3, 2)))
     here = np.concatenate([after, np.ones((len(x), 3, 1))], axis=2)
-    back = np.linalg.solve(here, np.broadcast_to(before.astype(float), (len(x), 3, 2)))  # [n, 3, 2]: from here to there
+    back = np.linalg.solve(
+        here, np.broadcast_to(before.astype(float), (len(x), 3, 2))
+    )  # [n, 3, 2]: from here to there
     rows, columns = np.mgrid[:SIZE, :SIZE].astype(float)
     there = np.stack([columns, rows, np.ones_like(rows)], axis=-1) @ back[:, None]  # [n, 32, 32, 2]
     bent = _at(x, there[..., 1], there[..., 0], repeat=False)
-    noise = _draw(rngs, lambda rng: rng.uniform(-1, 1, size=(2, SIZE, SIZE))).reshape(-1, SIZE, SIZE, 1)
+    noise = _draw(rngs, lambda rng: rng.uniform(-1, 1, size=(2, SIZE, SIZE))).reshape(
+        -1, SIZE, SIZE, 1
+    )
     moves = strength * _smooth(noise, sigma, truncate=3, mode="reflect").reshape(-1, 2, SIZE, SIZE)
     return _at(bent, rows + moves[:, 1], columns + moves[:, 0], repeat=True)
 
@@ -293,7 +338,9 @@ def _bytes(x: np.ndarray) -> np.ndarray:
     return np.round(x * 255).astype(np.uint8)
 
 
-def _smooth(x: np.ndarray, sigma: float, truncate: float = 4.0, mode: str = "nearest") -> np.ndarray:
+def _smooth(
+    x: np.ndarray, sigma: float, truncate: float = 4.0, mode: str = "nearest"
+) -> np.ndarray:
     from scipy import ndimage
 
     return ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode=mode, truncate=truncate)
@@ -320,7 +367,9 @@ def _trail(x: np.ndarray, degrees: Sequence[float], radius: int, sigma: float) -
     found = np.zeros_like(x)
     for i, weight in zip(distance, weights, strict=True):
         rows = np.clip(place + np.ceil(i * np.sin(angle) - 0.5).astype(int)[:, None], 0, SIZE - 1)
-        columns = np.clip(place + np.ceil(i * np.cos(angle) - 0.5).astype(int)[:, None], 0, SIZE - 1)
+        columns = np.clip(
+            place + np.ceil(i * np.cos(angle) - 0.5).astype(int)[:, None], 0, SIZE - 1
+        )
         found += weight * x[who, rows[:, :, None], columns[:, None, :]]
     return found
 

@@ -31,7 +31,9 @@ class Examples:
 
     def take(self, rows: np.ndarray) -> Examples:
         """These examples, with all that is known of them."""
-        client, group, original = (None if v is None else v[rows] for v in (self.client, self.group, self.original))
+        client, group, original = (
+            None if v is None else v[rows] for v in (self.client, self.group, self.original)
+        )
         return Examples(self.x[rows], self.y[rows], client, group, original)
 
 

@@ -28,7 +28,11 @@ def load() -> Dataset:
     digest = hashlib.sha256(x.tobytes() + y.astype("<i8").tobytes()).hexdigest()
     test = held_out(y, 0.2, _SPLIT_SEED)
     return Dataset(
-        "digits", Examples(x[~test], y[~test]), Examples(x[test], y[test]), NUM_CLASSES, {"scikit-learn digits": digest}
+        "digits",
+        Examples(x[~test], y[~test]),
+        Examples(x[test], y[test]),
+        NUM_CLASSES,
+        {"scikit-learn digits": digest},
     )
 
 

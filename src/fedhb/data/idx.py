@@ -96,7 +96,9 @@ def read(path: Path, num_axes: int) -> tuple[np.ndarray, str]:
         with path.open("rb") as raw:
             digest = hashlib.file_digest(raw, "sha256").hexdigest()
             raw.seek(0)
-            packed = raw.read(2) == b"\x1f\x8b"  # by content: some browsers unpack a download and keep its name
+            packed = (
+                raw.read(2) == b"\x1f\x8b"
+            )  # by content: some browsers unpack a download and keep its name
             raw.seek(0)
             if not packed:
                 return _parse(cast(IO[bytes], raw), path, num_axes), digest
@@ -105,20 +107,26 @@ def read(path: Path, num_axes: int) -> tuple[np.ndarray, str]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _broken(path, f"its gzip stream is damaged or cut off ({error})") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error}): check its permissions, or replace the file") from error
+        raise InputError(
+            f"{path}: cannot be read ({error}): check its permissions, or replace the file"
+        ) from error
 
 
 def _parse(stream: IO[bytes], path: Path, num_axes: int) -> np.ndarray:
     header = stream.read(4 + 4 * num_axes)
     expected = bytes((0, 0, 8, num_axes))
     if header[:4] != expected:
-        raise _broken(path, f"it starts with {header[:4].hex(' ') or 'nothing'}, not with {expected.hex(' ')}")
+        raise _broken(
+            path, f"it starts with {header[:4].hex(' ') or 'nothing'}, not with {expected.hex(' ')}"
+        )
     if len(header) < 4 + 4 * num_axes:
         raise _broken(path, "it ends within its header")
     shape = struct.unpack(f">{num_axes}I", header[4:])
     size = math.prod(shape)
     if not 0 < size <= MAX_BYTES:  # before anything is allocated
-        raise _broken(path, f"it declares {' x '.join(map(str, shape))} bytes; 1 to {MAX_BYTES} are possible")
+        raise _broken(
+            path, f"it declares {' x '.join(map(str, shape))} bytes; 1 to {MAX_BYTES} are possible"
+        )
     array = np.empty(shape, dtype=np.uint8)
     view, filled = array.data.cast("B"), 0
     while filled < size:
@@ -132,4 +140,6 @@ def _parse(stream: IO[bytes], path: Path, num_axes: int) -> np.ndarray:
 
 
 def _broken(path: Path, why: str) -> InputError:
-    return InputError(f"{path}: not a sound idx file: {why}. Delete it and get it again, for example with `fedhb data get`")
+    return InputError(
+        f"{path}: not a sound idx file: {why}. Delete it and get it again, for example with `fedhb data get`"
+    )

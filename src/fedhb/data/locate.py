@@ -38,7 +38,16 @@ SUMS = "SHA256SUMS"
 """The file of hashes that lies beside a data set that was made here."""
 
 # What a connection, a disk, a wrong hash (ValueError) or an archive can raise.
-_FAILURES = (OSError, ValueError, EOFError, KeyError, HTTPException, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+_FAILURES = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    HTTPException,
+    zlib.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,11 @@ def cache_folder() -> Path:
 
 def roots() -> list[Path]:
     """The folders in which data sets are looked for, in order."""
-    named = [Path(part).expanduser() for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part.strip()]
+    named = [
+        Path(part).expanduser()
+        for part in os.environ.get(VARIABLE, "").split(os.pathsep)
+        if part.strip()
+    ]
     return list(dict.fromkeys([*named, cache_folder()]))
 
 
@@ -99,8 +112,13 @@ def find(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, .
     """
     located = locate(name, root)
     if located.folder is None:
-        where = "\n".join(f"  {folder}{'' if folder.is_dir() else ' (no such folder)'}" for folder in located.searched)
-        raise InputError(f"data set {name}: missing {listed(located.missing)}; searched in\n{where}\n{remedy(name, root)}")
+        where = "\n".join(
+            f"  {folder}{'' if folder.is_dir() else ' (no such folder)'}"
+            for folder in located.searched
+        )
+        raise InputError(
+            f"data set {name}: missing {listed(located.missing)}; searched in\n{where}\n{remedy(name, root)}"
+        )
     return located.paths
 
 
@@ -127,7 +145,9 @@ def place_for(name: str) -> Path:
         above = next(path for path in (root, *root.absolute().parents) if path.exists())
         if os.access(above, os.W_OK | os.X_OK) and above.is_dir():
             return root / SOURCES[name].folder
-    raise InputError(f"no folder of {VARIABLE} can be written to, nor {cache_folder()}: name one that can in {VARIABLE}")
+    raise InputError(
+        f"no folder of {VARIABLE} can be written to, nor {cache_folder()}: name one that can in {VARIABLE}"
+    )
 
 
 def _candidates(source: Source, search: list[Path]) -> Iterator[Path]:
@@ -182,7 +202,9 @@ def download(name: str, root: str | os.PathLike[str] | None = None) -> Path:
                 if item.members:
                     # The archive lives in a folder that goes away whatever happens.
                     with tempfile.TemporaryDirectory(dir=folder, prefix="part-") as part:
-                        _unpack(_fetch(item, Path(part), progress), item.members, Path(part), folder)
+                        _unpack(
+                            _fetch(item, Path(part), progress), item.members, Path(part), folder
+                        )
                 else:
                     _fetch(item, folder, progress)
     except _FAILURES as error:
@@ -205,7 +227,9 @@ def _fetch(item: Download, folder: Path, progress: Progress) -> Path:
     logger.setLevel(logging.WARNING)  # the progress display says it already
     try:
         transfer = _transfer(item, progress)
-        return Path(pooch.retrieve(item.url, f"md5:{item.md5}", item.file_name, folder, downloader=transfer))
+        return Path(
+            pooch.retrieve(item.url, f"md5:{item.md5}", item.file_name, folder, downloader=transfer)
+        )
     finally:
         logger.setLevel(level)
 
@@ -221,7 +245,10 @@ def _transfer(item: Download, progress: Progress) -> Callable[[str, str, object]
     def transfer(url: str, output_file: str, pooch: object) -> None:
         request = urllib.request.Request(url, headers={"User-Agent": "fedhb"})
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as response, Path(output_file).open("wb") as file:
+            with (
+                urllib.request.urlopen(request, timeout=TIMEOUT) as response,
+                Path(output_file).open("wb") as file,
+            ):
                 progress.update(task, total=response.length)
                 while chunk := response.read(CHUNK):
                     file.write(chunk)
@@ -243,7 +270,9 @@ def _unpack(archive: Path, members: Mapping[str, str], part: Path, folder: Path)
                 shutil.copyfileobj(content, file)
     for target, path in staged.items():
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
-        path.replace(folder / target)  # within one folder a rename: a reader sees the whole file or none
+        path.replace(
+            folder / target
+        )  # within one folder a rename: a reader sees the whole file or none
 
 
 @contextmanager
@@ -257,7 +286,9 @@ def _opened(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
 
         def open_member(name: str) -> IO[bytes]:
             entry = unpacked.getmember(name)
-            content = unpacked.extractfile(entry) if entry.isfile() else None  # a link could point anywhere
+            content = (
+                unpacked.extractfile(entry) if entry.isfile() else None
+            )  # a link could point anywhere
             if content is None:
                 raise ValueError(f"{name} in {archive.name} is not a regular file")
             return content
@@ -270,6 +301,11 @@ def _progress() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         yield progress

@@ -72,7 +72,9 @@ _EMNIST_FILES = (
 
 
 def _idx_downloads(server: str, *hashes: str) -> tuple[Download, ...]:
-    return tuple(Download(f"{server}{name}.gz", md5) for name, md5 in zip(_MNIST_FILES, hashes, strict=True))
+    return tuple(
+        Download(f"{server}{name}.gz", md5) for name, md5 in zip(_MNIST_FILES, hashes, strict=True)
+    )
 
 
 _CIFAR = Source(
@@ -84,7 +86,10 @@ _CIFAR = Source(
         Download(
             "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
             "03b5dce01913d631647c71ecec9e9cb8",
-            {f"cifar-100-binary/{name}": f"cifar-100-binary/{name}" for name in ("train.bin", "test.bin")},
+            {
+                f"cifar-100-binary/{name}": f"cifar-100-binary/{name}"
+                for name in ("train.bin", "test.bin")
+            },
         ),
     ),
 )

@@ -51,8 +51,13 @@ def read_npz(path: str | os.PathLike[str], test_share: float = TEST_SHARE) -> Da
     elif client is not None:
         test = held_out(client, test_share, _SPLIT_SEED)
     else:
-        test = held_out(y if y.dtype.kind == "i" else np.zeros(len(y), dtype=np.int64), test_share, _SPLIT_SEED)
-    train_part, test_part = (Examples(x[rows], y[rows], None if client is None else client[rows]) for rows in (~test, test))
+        test = held_out(
+            y if y.dtype.kind == "i" else np.zeros(len(y), dtype=np.int64), test_share, _SPLIT_SEED
+        )
+    train_part, test_part = (
+        Examples(x[rows], y[rows], None if client is None else client[rows])
+        for rows in (~test, test)
+    )
     num_classes = int(y.max()) + 1 if y.dtype.kind == "i" else None
     drawn = 0.0 if "split" in arrays else test_share
     return Dataset(path.stem, train_part, test_part, num_classes, {path.name: digest}, drawn=drawn)
@@ -87,26 +92,39 @@ def _arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             file.seek(0)
             if not zipfile.is_zipfile(file):
-                raise InputError(f"{path}: not a .npz file: write it with numpy.savez(path, x=x, y=y)")
+                raise InputError(
+                    f"{path}: not a .npz file: write it with numpy.savez(path, x=x, y=y)"
+                )
             file.seek(0)
             with zipfile.ZipFile(file) as archive:
                 names = [name.removesuffix(".npy") for name in archive.namelist()]
                 unknown = sorted(set(names) - set(KEYS))
                 if unknown:
-                    raise InputError(f"{path}: unknown key {unknown[0]!r}: a data file may hold {', '.join(KEYS)}")
+                    raise InputError(
+                        f"{path}: unknown key {unknown[0]!r}: a data file may hold {', '.join(KEYS)}"
+                    )
                 missing = [key for key in ("x", "y") if key not in names]
                 if missing:
-                    raise InputError(f"{path}: key {missing[0]!r} is missing: write it with numpy.savez(path, x=x, y=y)")
+                    raise InputError(
+                        f"{path}: key {missing[0]!r} is missing: write it with numpy.savez(path, x=x, y=y)"
+                    )
                 total = sum(entry.file_size for entry in archive.infolist())
                 if len(set(names)) < len(names) or total > MAX_BYTES:
-                    raise InputError(f"{path}: {len(names)} arrays of {total} bytes: give each once, {MAX_BYTES} bytes in all")
+                    raise InputError(
+                        f"{path}: {len(names)} arrays of {total} bytes: give each once, {MAX_BYTES} bytes in all"
+                    )
                 return {
-                    key: _member(path, archive, key, name) for key, name in zip(names, archive.namelist(), strict=True)
+                    key: _member(path, archive, key, name)
+                    for key, name in zip(names, archive.namelist(), strict=True)
                 }, digest
     except InputError:
         raise
-    except Exception as error:  # zipfile raises whatever a damaged, encrypted or exotic file leads it to
-        raise InputError(f"{path}: cannot be read as a .npz file ({error}): write it again with numpy.savez") from error
+    except (
+        Exception
+    ) as error:  # zipfile raises whatever a damaged, encrypted or exotic file leads it to
+        raise InputError(
+            f"{path}: cannot be read as a .npz file ({error}): write it again with numpy.savez"
+        ) from error
 
 
 def _member(path: Path, archive: zipfile.ZipFile, key: str, name: str) -> np.ndarray:
@@ -127,13 +145,18 @@ def read_npy(path: Path) -> np.ndarray:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # as above
-        raise InputError(f"{path} is not a .npy file of numbers ({error}): write one array with numpy.save") from None
+        raise InputError(
+            f"{path} is not a .npy file of numbers ({error}): write one array with numpy.save"
+        ) from None
 
 
 def read_array(stream: IO[bytes], size: int) -> np.ndarray:
     """An array in numpy's format from a stream of this many bytes, which must be just as long as its header says."""
     version = np.lib.format.read_magic(stream)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     if version not in readers:  # 3.0 has names for columns, which are no plain numbers
         raise ValueError(f"it has version {version} of numpy's format")
     shape, _, dtype = readers[version](stream)
@@ -141,7 +164,9 @@ def read_array(stream: IO[bytes], size: int) -> np.ndarray:
         raise ValueError("it holds objects")
     declared = math.prod(shape) * dtype.itemsize
     if declared != size - stream.tell() or declared > MAX_BYTES or min(shape, default=1) < 0:
-        raise ValueError(f"it declares {declared} bytes of shape {shape}, but has {size - stream.tell()}, at most {MAX_BYTES}")
+        raise ValueError(
+            f"it declares {declared} bytes of shape {shape}, but has {size - stream.tell()}, at most {MAX_BYTES}"
+        )
     stream.seek(0)
     array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
     return array
@@ -151,22 +176,30 @@ def _inputs(path: Path, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "iubf":
         raise InputError(f"{path}: x has type {x.dtype}: give numbers")
     if x.ndim < 2:
-        raise InputError(f"{path}: x has shape {x.shape}: give one row per example, such as x.reshape(-1, 1)")
+        raise InputError(
+            f"{path}: x has shape {x.shape}: give one row per example, such as x.reshape(-1, 1)"
+        )
     if x.size == 0:
-        raise InputError(f"{path}: x has shape {x.shape}, no values at all: give at least one example")
+        raise InputError(
+            f"{path}: x has shape {x.shape}, no values at all: give at least one example"
+        )
     return x if x.dtype == np.uint8 else _single(path, "x", x)
 
 
 def _targets(path: Path, y: np.ndarray, length: int) -> np.ndarray:
     if y.dtype.kind not in "iubf":
-        raise InputError(f"{path}: y has type {y.dtype}: give integer class labels 0, 1, ... or real targets")
+        raise InputError(
+            f"{path}: y has type {y.dtype}: give integer class labels 0, 1, ... or real targets"
+        )
     _check_length(path, "y", y, length)
     if y.dtype.kind == "f":
         if y.ndim > 2 or y.size == 0:
             raise InputError(f"{path}: y has shape {y.shape}: give real targets as [n] or [n, q]")
         return _single(path, "y", y)
     if y.ndim != 1:
-        raise InputError(f"{path}: integer y has shape {y.shape}: give one label per row, [n]; make real targets floating point")
+        raise InputError(
+            f"{path}: integer y has shape {y.shape}: give one label per row, [n]; make real targets floating point"
+        )
     for value, row in ((y.min(), y.argmin()), (y.max(), y.argmax())):
         if not 0 <= int(value) < MAX_CLASSES:
             raise InputError(
@@ -179,12 +212,16 @@ def _targets(path: Path, y: np.ndarray, length: int) -> np.ndarray:
 def _clients(path: Path, client: np.ndarray, length: int) -> np.ndarray:
     _check_length(path, "client", client, length)
     if client.ndim != 1 or client.dtype.kind not in "iuUS":
-        raise InputError(f"{path}: client has type {client.dtype} and shape {client.shape}: give integers or strings, [n]")
+        raise InputError(
+            f"{path}: client has type {client.dtype} and shape {client.shape}: give integers or strings, [n]"
+        )
     if client.dtype.kind == "S":
         try:
             return np.char.decode(client, "utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: client holds bytes that are not UTF-8 ({error}): give integers or strings") from error
+            raise InputError(
+                f"{path}: client holds bytes that are not UTF-8 ({error}): give integers or strings"
+            ) from error
     return client
 
 
@@ -192,7 +229,9 @@ def _split(path: Path, split: np.ndarray, length: int) -> np.ndarray:
     """Whether each row is a test row, bool [n]."""
     _check_length(path, "split", split, length)
     if split.ndim != 1 or split.dtype.kind not in "iub":
-        raise InputError(f"{path}: split has type {split.dtype} and shape {split.shape}: give integers 0 and 1, [n]")
+        raise InputError(
+            f"{path}: split has type {split.dtype} and shape {split.shape}: give integers 0 and 1, [n]"
+        )
     wrong = (split != 0) & (split != 1)
     if wrong.any():
         raise InputError(

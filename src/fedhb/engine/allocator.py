@@ -17,5 +17,7 @@ def keep() -> None:
     """Keep up to a gigabyte of freed memory in this process; nothing happens where the C library is another one."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(MMAP_THRESHOLD, KEPT) or mallopt(MMAP_THRESHOLD, 2**25):  # older ones take no more than this
+        if mallopt(MMAP_THRESHOLD, KEPT) or mallopt(
+            MMAP_THRESHOLD, 2**25
+        ):  # older ones take no more than this
             mallopt(TRIM_THRESHOLD, KEPT)

@@ -39,7 +39,9 @@ def can_fork() -> bool:
 
     Where torch sees a device, its autograd starts threads that do not survive a fork.
     """
-    seen = torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
+    seen = (
+        torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
+    )
     return sys.platform == "linux" and not seen
 
 
@@ -66,15 +68,21 @@ class Automatic:
     ):
         count = cohort_size(len(clients), training.fraction)
         examples = count / len(clients) * clients.num_examples * training.plan.epochs
-        work = 6.0 * problem.network.num_params * examples  # 2 forward and 4 backward for each weight and example
+        work = (
+            6.0 * problem.network.num_params * examples
+        )  # 2 forward and 4 backward for each weight and example
         if workers > 1 and problem.network.device.type != "cpu":
-            raise InputError(f"workers={workers} with device={problem.network.device}: a device works in one process, workers=1")
+            raise InputError(
+                f"workers={workers} with device={problem.network.device}: a device works in one process, workers=1"
+            )
         parts = workers or (cores() if can_fork() and work >= LEAST_WORK else 1)
         self.chunk = len(clients) if algorithm.pools else chunk_size(problem.network, count, parts)
         self.sizes, self.rounds = clients.sizes.tolist(), training.rounds - done
         self._here = InProcess(problem, algorithm, clients, store, self.chunk)
         most = 1 if algorithm.pools else min(-(-count // self.chunk), parts)
-        self._workers = Workers(problem, algorithm, clients, store, most, self.chunk) if most > 1 else None
+        self._workers = (
+            Workers(problem, algorithm, clients, store, most, self.chunk) if most > 1 else None
+        )
         self._decided = self._workers is None or workers > 0
 
     @property
@@ -99,7 +107,9 @@ class Automatic:
         self._decide(time.perf_counter() - begun, len(chunks))
         return fold(chain([first], self._train(server, chunks[1:], plan, rng)))
 
-    def _train(self, server: Arrays, chunks: Sequence[Sequence[int]], plan: Plan, rng: Randomness) -> Iterator[Sums]:
+    def _train(
+        self, server: Arrays, chunks: Sequence[Sequence[int]], plan: Plan, rng: Randomness
+    ) -> Iterator[Sums]:
         if self._workers is not None:
             return self._workers.train(server, chunks, plan, rng)
         return (self._here.train(server, part, plan, rng) for part in chunks)

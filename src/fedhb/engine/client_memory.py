@@ -17,7 +17,9 @@ class ClientStore:
     def __init__(self) -> None:
         self.memories: dict[int, Arrays] = {}
         self.changed: set[int] = set()  # since the last checkpoint
-        self.files: dict[int, tuple[str, str]] = {}  # where the last checkpoint keeps each memory, and its hash
+        self.files: dict[
+            int, tuple[str, str]
+        ] = {}  # where the last checkpoint keeps each memory, and its hash
         self._pending: dict[int, Arrays] = {}
 
     def load(self, algorithm: Algorithm, problem: Problem, clients: Clients) -> Arrays:
@@ -25,11 +27,20 @@ class ClientStore:
         initial = algorithm.remember(problem, clients)
         ids = clients.ids.tolist()
         for i in self.memories.keys() & set(ids):
-            if {key: v.shape for key, v in self.memories[i].items()} != {key: v.shape[1:] for key, v in initial.items()}:
-                raise InputError(f"what is stored of client {i}'s memory does not fit the algorithm: restore the checkpoint")
+            if {key: v.shape for key, v in self.memories[i].items()} != {
+                key: v.shape[1:] for key, v in initial.items()
+            }:
+                raise InputError(
+                    f"what is stored of client {i}'s memory does not fit the algorithm: restore the checkpoint"
+                )
         kept = [self.memories.get(i) for i in ids]
         return {
-            key: torch.stack([value[k] if mine is None else mine[key].to(value.device) for k, mine in enumerate(kept)])
+            key: torch.stack(
+                [
+                    value[k] if mine is None else mine[key].to(value.device)
+                    for k, mine in enumerate(kept)
+                ]
+            )
             for key, value in initial.items()
         }
 

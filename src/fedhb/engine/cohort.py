@@ -57,7 +57,9 @@ def deal(sizes: Sequence[int], positions: Sequence[int], chunk: int) -> list[lis
     """
     ordered = sorted(positions, key=lambda k: (-sizes[k], k))
     count = -(-len(ordered) // chunk)
-    return [ordered[j * len(ordered) // count : (j + 1) * len(ordered) // count] for j in range(count)]
+    return [
+        ordered[j * len(ordered) // count : (j + 1) * len(ordered) // count] for j in range(count)
+    ]
 
 
 def fold(parts: Iterable[Sums]) -> Sums:

@@ -21,7 +21,14 @@ from fedhb.training.plan import Plan
 class InProcess:
     """The cohort in this process, chunk by chunk. Memory is O(chunk d) for the clients and O(d) for the sums."""
 
-    def __init__(self, problem: Problem, algorithm: Algorithm, clients: Clients, store: ClientStore, chunk: int | None = None):
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        clients: Clients,
+        store: ClientStore,
+        chunk: int | None = None,
+    ):
         self.problem, self.algorithm, self.clients, self.store = problem, algorithm, clients, store
         self.chunk = len(clients) if algorithm.pools else chunk or chunk_size(problem.network)
 
@@ -36,13 +43,17 @@ class InProcess:
         ids = clients.ids.tolist()
         received = self.algorithm.broadcast(server, ids)
         memory = self.store.load(self.algorithm, self.problem, clients)
-        found, memory = self.algorithm.local_update(self.problem, received, clients, memory, plan, rng)
+        found, memory = self.algorithm.local_update(
+            self.problem, received, clients, memory, plan, rng
+        )
         answering = ids[:1] if self.algorithm.pools else ids
         admit(found, answering, rng.round)
         self.store.put(ids, memory)
         traffic = Traffic()
         if self.algorithm.sends:
-            common = {key: value for key, value in received.items() if key not in self.algorithm.each}
+            common = {
+                key: value for key, value in received.items() if key not in self.algorithm.each
+            }
             own = {key: value for key, value in received.items() if key in self.algorithm.each}
             traffic = Traffic(num_bytes(common) * len(ids) + num_bytes(own), num_bytes(found))
         return self.algorithm.summarise(self.problem, received, found, rng), traffic

@@ -25,7 +25,9 @@ REMEMBERED = 10
 class Executor(Protocol):
     """Whatever can run a cohort."""
 
-    def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> tuple[Arrays, Traffic]:
+    def run(
+        self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness
+    ) -> tuple[Arrays, Traffic]:
         """The cohort's sums and what was sent."""
         ...
 
@@ -118,20 +120,33 @@ def tell(callbacks: Sequence[Callback], what: str, *values: Any) -> None:
 def check_server(server: Arrays, round_number: int) -> None:
     """Refuse a state with a number that is not finite: answers may be finite, and their sums, squares or ratios not."""
     for key, value in server.items():
-        if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():  # one fast pass, as in updates.py
+        if (
+            not torch.isfinite(value.sum()) and not torch.isfinite(value).all()
+        ):  # one fast pass, as in updates.py
             raise DivergedError(
                 f"round {round_number}: the server's {key!r} overflows: training diverges; lower the learning rate"
             )
 
 
 def one_round(
-    problem: Problem, algorithm: Algorithm, draw: Draw, training: Training, state: State, executor: Executor
+    problem: Problem,
+    algorithm: Algorithm,
+    draw: Draw,
+    training: Training,
+    state: State,
+    executor: Executor,
 ) -> dict[str, Any]:
     """One round, and what there is to say about it."""
     begun = time.perf_counter()
     rng = Randomness(training.seed, state.done + 1)
     lr = learning_rate(training.schedule, training.plan.lr, state.done, training.rounds)
-    plan = Plan(training.plan.epochs, training.plan.batch_size, lr, training.plan.momentum, training.plan.train_head)
+    plan = Plan(
+        training.plan.epochs,
+        training.plan.batch_size,
+        lr,
+        training.plan.momentum,
+        training.plan.train_head,
+    )
     positions = draw(rng.round)
     summary, traffic = executor.run(state.server, positions, plan, rng)
     lengths, sifted = state.lengths, {}
@@ -144,7 +159,10 @@ def one_round(
         "round": state.done + 1,
         "lr": lr,
         "clients": len(positions),
-        **{key: summary[key].item() / summary["examples"].item() if key in summary else None for key in ("loss", "score")},
+        **{
+            key: summary[key].item() / summary["examples"].item() if key in summary else None
+            for key in ("loss", "score")
+        },
         **algorithm.report(problem, state.server, summary),
         **sifted,
         "down_bytes": traffic.down,

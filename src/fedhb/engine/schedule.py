@@ -26,7 +26,9 @@ def cohort(num_clients: int, fraction: float, rng: Randomness) -> list[int]:
         return sorted(torch.randperm(num_clients, generator=generator)[:count].tolist())
     chosen: dict[int, None] = {}  # in the order of their first draw
     while len(chosen) < count:
-        chosen.update(dict.fromkeys(torch.randint(num_clients, (2 * count,), generator=generator).tolist()))
+        chosen.update(
+            dict.fromkeys(torch.randint(num_clients, (2 * count,), generator=generator).tolist())
+        )
     return sorted(list(chosen)[:count])
 
 
@@ -38,7 +40,9 @@ def by_seed(num_clients: int, fraction: float, seed: int) -> Draw:
 def cohort_size(num_clients: int, fraction: float) -> int:
     """N_f = floor(f N), at least one."""
     if not 0 < fraction <= 1:
-        raise InputError(f"fraction={fraction}: give the share of clients in a round, above 0 and at most 1")
+        raise InputError(
+            f"fraction={fraction}: give the share of clients in a round, above 0 and at most 1"
+        )
     return max(1, math.floor(fraction * num_clients + 1e-9))  # 0.29 * 100 is 28.999...
 
 

@@ -42,7 +42,10 @@ class Shelf:
 
     def get(self, labels: list[Label]) -> Arrays:
         """The arrays themselves, which change with what is put here next."""
-        return {key: torch.from_numpy(self._view(kind, shape, offset)) for key, kind, shape, offset in labels}
+        return {
+            key: torch.from_numpy(self._view(kind, shape, offset))
+            for key, kind, shape, offset in labels
+        }
 
     def _view(self, kind: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
         count = int(np.prod(shape, dtype=np.int64))

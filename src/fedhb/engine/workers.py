@@ -81,8 +81,16 @@ class Workers:
         chunk: int | None = None,
     ):
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise InputError(f"workers={count} needs a system that can fork processes: use workers=1")
-        self.problem, self.algorithm, self.clients, self.store, self.count = problem, algorithm, clients, store, count
+            raise InputError(
+                f"workers={count} needs a system that can fork processes: use workers=1"
+            )
+        self.problem, self.algorithm, self.clients, self.store, self.count = (
+            problem,
+            algorithm,
+            clients,
+            store,
+            count,
+        )
         self.chunk = chunk or chunk_size(problem.network)
         self._server: Shelf | None = None
         self._workers: list[Worker] = []
@@ -91,9 +99,13 @@ class Workers:
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
         """The summed statistics of the clients at these positions, and what was sent."""
-        return fold(self.train(server, deal(self.clients.sizes.tolist(), positions, self.chunk), plan, rng))
+        return fold(
+            self.train(server, deal(self.clients.sizes.tolist(), positions, self.chunk), plan, rng)
+        )
 
-    def train(self, server: Arrays, chunks: Sequence[Sequence[int]], plan: Plan, rng: Randomness) -> Iterator[Sums]:
+    def train(
+        self, server: Arrays, chunks: Sequence[Sequence[int]], plan: Plan, rng: Randomness
+    ) -> Iterator[Sums]:
         """The sums of the chunks, in their order, each as soon as it and those before it are there."""
         labels = self._show(server)
         self._again = True
@@ -162,7 +174,9 @@ class Workers:
         sums = Shelf(4 * server.capacity)  # float64, and some algorithms sum more than they send
         executor = InProcess(self.problem, self.algorithm, self.clients, ClientStore(), self.chunk)
         others = [ours, *(w.pipe for w in self._workers)]
-        process = context.Process(target=_work, args=(os.getpid(), theirs, others, executor, server, sums), daemon=True)
+        process = context.Process(
+            target=_work, args=(os.getpid(), theirs, others, executor, server, sums), daemon=True
+        )
         process.start()
         theirs.close()
         return Worker(process, ours, sums)
@@ -174,7 +188,10 @@ class Workers:
     def _send(self, worker: Worker, task: object) -> None:
         worker.begun = worker.since = time.monotonic()
         worker.work = used(worker.process.pid)
-        with contextlib.suppress(OSError), self._patient(worker):  # it is dead, and found so when its answer is read
+        with (
+            contextlib.suppress(OSError),
+            self._patient(worker),
+        ):  # it is dead, and found so when its answer is read
             worker.pipe.send(task)
 
     def _receive(self, worker: Worker) -> Sums | None:
@@ -188,8 +205,14 @@ class Workers:
             raise answer
         labels, summary, traffic, memories = answer
         for client, memory in memories.items():
-            self.store.put([client], {key: value.unsqueeze(0) for key, value in _unpack(memory).items()})
-        found = _unpack(summary) if labels is None else {k: v.clone() for k, v in worker.sums.get(labels).items()}
+            self.store.put(
+                [client], {key: value.unsqueeze(0) for key, value in _unpack(memory).items()}
+            )
+        found = (
+            _unpack(summary)
+            if labels is None
+            else {k: v.clone() for k, v in worker.sums.get(labels).items()}
+        )
         return found, traffic
 
     def _bury(self, worker: Worker) -> None:
@@ -200,7 +223,9 @@ class Workers:
         code = worker.process.exitcode
         why = f"exit code {code}" + (f", {ENDS[code]}" if code in ENDS else "")
         if not self._workers and not self._again:
-            raise WorkersError(f"all worker processes died, the last with {why}: resume the run, with fewer workers")
+            raise WorkersError(
+                f"all worker processes died, the last with {why}: resume the run, with fewer workers"
+            )
         log.warning("a worker process died (%s); the others go on with its clients", why)
         if not self._workers:
             self._again = False
@@ -238,15 +263,26 @@ def used(pid: int | None) -> float:
 
 def _end_with(parent: int) -> None:
     """Let this process be killed when the one that forked it ends, however that is."""
-    with contextlib.suppress(OSError, AttributeError):  # other systems: `_work` looks from time to time
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # other systems: `_work` looks from time to time
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
 
 
-def _work(parent: int, pipe: Connection, others: Sequence[Connection], executor: InProcess, server: Shelf, sums: Shelf) -> None:
+def _work(
+    parent: int,
+    pipe: Connection,
+    others: Sequence[Connection],
+    executor: InProcess,
+    server: Shelf,
+    sums: Shelf,
+) -> None:
     _end_with(parent)
-    for other in others:  # copies of the parent's ends: a worker must see when the parent closes its own
+    for (
+        other
+    ) in others:  # copies of the parent's ends: a worker must see when the parent closes its own
         other.close()
     torch.set_num_threads(1)
     keep()
@@ -271,7 +307,9 @@ def _work(parent: int, pipe: Connection, others: Sequence[Connection], executor:
             return
         except (DivergedError, InputError) as error:
             reply = error
-        except Exception as error:  # a user's model, likelihood or algorithm: said as it is, not tried again
+        except (
+            Exception
+        ) as error:  # a user's model, likelihood or algorithm: said as it is, not tried again
             if isinstance(error, MemoryError) or "allocate memory" in str(error):
                 os._exit(NO_MEMORY)  # another worker may find the room
             reply = RuntimeError(f"a worker process failed:\n{traceback.format_exc()}")

@@ -45,23 +45,35 @@ def evaluate(
     """
     held = _share(clients, split).sizes.nonzero().flatten().tolist()
     if not held:
-        raise InputError(f"no client has {split} examples: give some, or choose another split to evaluate on")
+        raise InputError(
+            f"no client has {split} examples: give some, or choose another split to evaluate on"
+        )
     some = clients.select(held)
     if observer is not None:
         observer.begin(some, _share(some, split))
     before = global_metrics(problem, algorithm, server, some, store, rng, split, observer)
-    after = personalised_metrics(problem, algorithm, server, some, store, plan, rng, split, observer, watch, ledger)
+    after = personalised_metrics(
+        problem, algorithm, server, some, store, plan, rng, split, observer, watch, ledger
+    )
     who = list(clients.names) if clients.names else clients.ids.tolist()
     return tabulate(who, dict(zip(held, before, strict=True)), dict(zip(held, after, strict=True)))
 
 
-def tabulate(who: Sequence[Any], before: Mapping[int, Metrics], after: Mapping[int, Metrics]) -> dict[str, Any]:
+def tabulate(
+    who: Sequence[Any], before: Mapping[int, Metrics], after: Mapping[int, Metrics]
+) -> dict[str, Any]:
     """Means over clients, and the main metric of every client, from the metrics of those positions that have some."""
     main = next(iter(next(iter(before.values()))))  # accuracy or rmse
     per_client: dict[str, list[Any]] = {"client": list(who)}
     for task, metrics in (("global", before), ("personalised", after)):
-        per_client[f"{task}_{main}"] = [metrics[k][main] if k in metrics else None for k in range(len(who))]
-    return {"global": mean(list(before.values())), "personalised": mean(list(after.values())), "per_client": per_client}
+        per_client[f"{task}_{main}"] = [
+            metrics[k][main] if k in metrics else None for k in range(len(who))
+        ]
+    return {
+        "global": mean(list(before.values())),
+        "personalised": mean(list(after.values())),
+        "per_client": per_client,
+    }
 
 
 def global_metrics(
@@ -82,7 +94,9 @@ def global_metrics(
     for group in _groups(share.sizes.tolist(), 0 if alone else BLOCK):
         parts = [share.examples(k) for k in group]
         memory = store.load(algorithm, problem, clients.select(group)) if alone else None
-        predictions = algorithm.predict(problem, server, torch.cat([x for x, _ in parts]), rng, memory)
+        predictions = algorithm.predict(
+            problem, server, torch.cat([x for x, _ in parts]), rng, memory
+        )
         pieces = predictions.split([len(x) for x, _ in parts])
         check_global(predictions)
         for k, p, (_, y) in zip(group, pieces, parts, strict=True):
@@ -128,7 +142,9 @@ def personalised_metrics(
             for c, k in enumerate(positions):
                 x, y = share.examples(k)
                 prediction = personal.client(c).predict(x.unsqueeze(0))[0]
-                check_personal(prediction.unsqueeze(0), ids[c : c + 1])  # weights may be finite, and too large to predict with
+                check_personal(
+                    prediction.unsqueeze(0), ids[c : c + 1]
+                )  # weights may be finite, and too large to predict with
                 found.append(problem.likelihood.metrics(prediction, y))
                 if observer is not None:
                     observer.predicted("personalised", k, prediction, y, found[c])
@@ -148,7 +164,9 @@ def mean(metrics: Sequence[Metrics]) -> Metrics:
 def _share(clients: Clients, split: str) -> Share:
     share: Share | None = getattr(clients, split)
     if share is None:
-        raise InputError(f"the clients have no {split} examples: give some, or choose another split to evaluate on")
+        raise InputError(
+            f"the clients have no {split} examples: give some, or choose another split to evaluate on"
+        )
     return share
 
 
@@ -168,4 +186,6 @@ def _groups(sizes: Sequence[int], block: int) -> list[list[int]]:
 
 def predict_in_blocks(problem: Problem, predict: Any, x: Tensor) -> Tensor:
     """predict(x) in blocks of examples; in one where batch norm uses the batch's own statistics."""
-    return torch.cat([predict(part) for part in ([x] if problem.network.normalises_by_batch else x.split(BLOCK))]).cpu()
+    return torch.cat(
+        [predict(part) for part in ([x] if problem.network.normalises_by_batch else x.split(BLOCK))]
+    ).cpu()

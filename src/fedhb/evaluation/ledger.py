@@ -16,7 +16,9 @@ from fedhb.seeding import absorb
 
 def mark_of(about: Sequence[Any], clients: Clients, split: str) -> str:
     """A hash of these clients' examples, of the split that they are evaluated on, and of what else the numbers depend on."""
-    digest = hashlib.sha256(json.dumps([*about, split, sorted(clients.files.items())], default=str).encode())
+    digest = hashlib.sha256(
+        json.dumps([*about, split, sorted(clients.files.items())], default=str).encode()
+    )
     for share in (clients.train, getattr(clients, split)):
         absorb(digest, [share.rows, share.offsets, share.y, share.x])
     return digest.hexdigest()
@@ -38,7 +40,9 @@ class Ledger:
         for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
                 record = unsealed_text(line)
-            except ValueError:  # a crash cut it short, or it was changed: these clients are evaluated again
+            except (
+                ValueError
+            ):  # a crash cut it short, or it was changed: these clients are evaluated again
                 continue
             if record["mark"] == self.mark:
                 self._known[tuple(record["clients"])] = record["metrics"]
@@ -54,7 +58,9 @@ class Ledger:
 
     def keep(self, ids: Sequence[int], metrics: Sequence[dict[str, float]]) -> None:
         """Theirs, on disk when this returns."""
-        line = sealed({"mark": self.mark, "clients": list(ids), "metrics": list(metrics)}, indent=None)
+        line = sealed(
+            {"mark": self.mark, "clients": list(ids), "metrics": list(metrics)}, indent=None
+        )
         with self.path.open("ab") as file:
             file.write(b"\n" + line)  # begins a line of its own, whatever a crash left
             file.flush()

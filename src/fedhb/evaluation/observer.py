@@ -45,9 +45,20 @@ class Observer:
     """Told of every prediction and every personal posterior of an evaluation."""
 
     def __init__(
-        self, problem: Problem, algorithm: Algorithm, server: Arrays, seed: int, unseen: tuple[str, Tensor] | None = None
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        server: Arrays,
+        seed: int,
+        unseen: tuple[str, Tensor] | None = None,
     ):
-        self.problem, self.algorithm, self.server, self.seed, self.unseen = problem, algorithm, server, seed, unseen
+        self.problem, self.algorithm, self.server, self.seed, self.unseen = (
+            problem,
+            algorithm,
+            server,
+            seed,
+            unseen,
+        )
         self._judged: dict[str, list[Judged]] = {"global": [], "personalised": [], "foreign": []}
         self._metrics: dict[str, dict[int, dict[str, float]]] = {"global": {}, "personalised": {}}
 
@@ -55,12 +66,16 @@ class Observer:
         """These clients are evaluated on this share of theirs."""
         self.clients, self.share = clients, share
         self.labels = count_labels(clients)
-        self.sketch = Sketch(self.problem.network.num_params, self.seed, self.problem.network.device)
+        self.sketch = Sketch(
+            self.problem.network.num_params, self.seed, self.problem.network.device
+        )
         self._sketches = torch.zeros(len(clients), WIDTH, dtype=torch.float64)
         self._shares: dict[int, list[float]] = {}
         self._own = Own(self.problem, self.algorithm, self.server, len(clients))
 
-    def predicted(self, task: str, k: int, prediction: Tensor, y: Tensor, metrics: dict[str, float]) -> None:
+    def predicted(
+        self, task: str, k: int, prediction: Tensor, y: Tensor, metrics: dict[str, float]
+    ) -> None:
         """The prediction for the examples of the client at position k."""
         self._metrics[task][k] = metrics
         judged = judge(self.problem.likelihood, prediction, y)
@@ -70,7 +85,11 @@ class Observer:
     def personalised(self, positions: Sequence[int], personal: Personalised) -> None:
         """The personal posteriors of the clients at these positions."""
         several = personal.theta.shape[1] > 1
-        theta = (personal.weights.unsqueeze(-1) * personal.theta).sum(1) if several else personal.theta[:, 0]
+        theta = (
+            (personal.weights.unsqueeze(-1) * personal.theta).sum(1)
+            if several
+            else personal.theta[:, 0]
+        )
         self._sketches[list(positions)] = self.sketch(theta)
         self._own.see(positions, theta)
         for c, k in enumerate(positions):
@@ -78,7 +97,9 @@ class Observer:
                 self._shares[k] = personal.weights[c].tolist()
             x = self._foreign(k)
             if x is not None:
-                judged = judge(self.problem.likelihood, personal.client(c).predict(x.unsqueeze(0))[0])
+                judged = judge(
+                    self.problem.likelihood, personal.client(c).predict(x.unsqueeze(0))[0]
+                )
                 self._judged["foreign"] += [judged] if judged is not None else []
 
     def _foreign(self, k: int) -> Tensor | None:
@@ -88,7 +109,9 @@ class Observer:
         rows = (self.labels[k] == 0)[self.share.y.cpu()].nonzero().flatten().numpy()
         if not len(rows):
             return None
-        chosen = np.random.default_rng([self.seed, 0xF04E, int(self.clients.ids[k]) & 0xFFFF]).permutation(len(rows))[:FOREIGN]
+        chosen = np.random.default_rng(
+            [self.seed, 0xF04E, int(self.clients.ids[k]) & 0xFFFF]
+        ).permutation(len(rows))[:FOREIGN]
         return self.share.x[torch.from_numpy(np.sort(rows[chosen]))]
 
     def summary(self, rng: Randomness) -> dict[str, Any]:
@@ -102,7 +125,12 @@ class Observer:
                 "network": {
                     "parameters": network.num_params,
                     "layers": [
-                        {"name": s.name, "part": part, "size": s.stop - s.start, "shape": list(s.shape)}
+                        {
+                            "name": s.name,
+                            "part": part,
+                            "size": s.stop - s.start,
+                            "shape": list(s.shape),
+                        }
                         for part, slots in parts
                         for s in slots
                     ],
@@ -132,13 +160,17 @@ class Observer:
         most = math.log(classes) if classes else None
         what, x = self.unseen or shuffled(self.share, self.seed)
         inputs = x[:UNSEEN].to(self.problem.network.device).split(BLOCK)
-        prediction = torch.cat([self.algorithm.predict(self.problem, self.server, part, rng) for part in inputs])
+        prediction = torch.cat(
+            [self.algorithm.predict(self.problem, self.server, part, rng) for part in inputs]
+        )
         strange = judge(self.problem.likelihood, prediction)
         if strange is not None:
             found["global"]["entropy"] = entropies(familiar["global"], strange, what, most)
         if self._judged["foreign"]:
             others = together(self._judged["foreign"])
-            found["personalised"]["entropy"] = entropies(familiar["personalised"], others, OTHERS, most)
+            found["personalised"]["entropy"] = entropies(
+                familiar["personalised"], others, OTHERS, most
+            )
         return found
 
 
@@ -148,7 +180,9 @@ def count_labels(clients: Clients) -> Tensor | None:
         return None
     share, classes = clients.train, clients.num_classes
     owner = torch.arange(len(clients)).repeat_interleave(share.sizes)
-    return torch.bincount(owner * classes + share.y[share.rows].cpu(), minlength=len(clients) * classes).view(-1, classes)
+    return torch.bincount(
+        owner * classes + share.y[share.rows].cpu(), minlength=len(clients) * classes
+    ).view(-1, classes)
 
 
 def shuffled(share: Share, seed: int) -> tuple[str, Tensor]:

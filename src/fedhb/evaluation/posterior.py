@@ -66,7 +66,9 @@ class Own:
         classes = problem.federation.num_classes
         gate, right, labels = [], [], []
         prototypes = algorithm.prototypes(problem, server)
-        for k in range(self.count):  # a client at a time: batch norm may take its statistics from the batch
+        for k in range(
+            self.count
+        ):  # a client at a time: batch norm may take its statistics from the batch
             x, y = share.examples(k, max(2, EXAMPLES // self.count))
             gate.append(algorithm.gate(problem, server, x).double().cpu())
             outputs = problem.network.outputs(prototypes, x.expand(K, *x.shape))

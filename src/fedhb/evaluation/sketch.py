@@ -20,7 +20,9 @@ class Sketch:
     def __init__(self, num_params: int, seed: int, device: torch.device):
         generator = torch.Generator().manual_seed(derive(seed, "sketch", num_params))
         self.place = torch.randint(WIDTH, (num_params,), generator=generator).to(device)
-        self.sign = (2 * torch.randint(2, (num_params,), generator=generator, dtype=torch.int8) - 1).to(device)
+        self.sign = (
+            2 * torch.randint(2, (num_params,), generator=generator, dtype=torch.int8) - 1
+        ).to(device)
 
     def __call__(self, theta: Tensor) -> Tensor:
         """S theta_i for theta [C, d]: [C, WIDTH], in float64."""

@@ -85,11 +85,19 @@ def describe(judged: Judged) -> dict[str, Any]:
             "coverage": {"level": LEVELS.tolist(), "held": coverage},
             "rejection": rejection | {"rmse": np.sqrt(error).tolist()},
         }
-    index = np.clip(np.ceil(judged.certainty * BINS), 1, BINS).astype(int) - 1  # bins are (low, high]
-    count, right, confidence = (np.bincount(index, weights, BINS) for weights in (None, 1 - judged.error, judged.certainty))
+    index = (
+        np.clip(np.ceil(judged.certainty * BINS), 1, BINS).astype(int) - 1
+    )  # bins are (low, high]
+    count, right, confidence = (
+        np.bincount(index, weights, BINS) for weights in (None, 1 - judged.error, judged.certainty)
+    )
     return {
         "examples": n,
-        "reliability": {"count": count.tolist(), "right": right.tolist(), "confidence": confidence.tolist()},
+        "reliability": {
+            "count": count.tolist(),
+            "right": right.tolist(),
+            "confidence": confidence.tolist(),
+        },
         "rejection": rejection | {"accuracy": (1 - error).tolist()},
     }
 
@@ -97,7 +105,9 @@ def describe(judged: Judged) -> dict[str, Any]:
 def entropies(familiar: Judged, unseen: Judged, what: str, most: float | None) -> dict[str, Any]:
     """Both histograms, as shares of their examples, and how well entropy tells the two apart (`auroc`: 0.5 is not at all)."""
     values = np.concatenate([familiar.entropy, unseen.entropy])
-    low, high = (0.0, most) if most is not None else (float(values.min()), float(values.max()) + 1e-9)
+    low, high = (
+        (0.0, most) if most is not None else (float(values.min()), float(values.max()) + 1e-9)
+    )
     edges = np.linspace(low, high, ENTROPY_BINS + 1)
 
     def share(entropy: np.ndarray) -> list[float]:

@@ -41,15 +41,24 @@ class Moments:
     def of(cls, values: np.ndarray, axes: tuple[int, ...]) -> Moments:
         """Of an array, over these axes."""
         count = math.prod(values.shape[a] for a in axes)
-        mean, variance = values.mean(axis=axes, dtype=np.float64), values.var(axis=axes, dtype=np.float64)
-        return cls(count, tuple(np.ravel(mean).tolist()), tuple(np.ravel(variance * count).tolist()))
+        mean, variance = (
+            values.mean(axis=axes, dtype=np.float64),
+            values.var(axis=axes, dtype=np.float64),
+        )
+        return cls(
+            count, tuple(np.ravel(mean).tolist()), tuple(np.ravel(variance * count).tolist())
+        )
 
     def __add__(self, other: Moments) -> Moments:
         """Of both together (Chan, Golub and LeVeque)."""
         count = self.count + other.count
         gap = np.array(other.mean) - np.array(self.mean)
         mean = np.array(self.mean) + gap * (other.count / count)
-        scatter = np.array(self.scatter) + np.array(other.scatter) + gap**2 * (self.count * other.count / count)
+        scatter = (
+            np.array(self.scatter)
+            + np.array(other.scatter)
+            + gap**2 * (self.count * other.count / count)
+        )
         return Moments(count, tuple(mean.tolist()), tuple(scatter.tolist()))
 
 
@@ -115,11 +124,19 @@ class Facts:
             shape = tuple(_whole("input_shape", n) for n in raw["input_shape"])
             if raw["examples"] < 1 or not shape or math.prod(shape) > MOST:
                 raise ValueError(f"{raw['examples']} examples of shape {shape}")
-            if not isinstance(raw["trains"], bool) or (raw["num_targets"] == 0) == (raw["num_classes"] == 0):
+            if not isinstance(raw["trains"], bool) or (raw["num_targets"] == 0) == (
+                raw["num_classes"] == 0
+            ):
                 raise ValueError("neither labels nor real targets")
-            given = None if raw["scaling"] is None else (_values(raw["scaling"][0]), _values(raw["scaling"][1]))
+            given = (
+                None
+                if raw["scaling"] is None
+                else (_values(raw["scaling"][0]), _values(raw["scaling"][1]))
+            )
             files = {str(k): str(v) for k, v in dict(raw["files"]).items()}
-            inputs, targets = (None if raw[key] is None else _moments(raw[key]) for key in ("inputs", "targets"))
+            inputs, targets = (
+                None if raw[key] is None else _moments(raw[key]) for key in ("inputs", "targets")
+            )
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"not the facts of a node ({error})") from None
         if (given is None) == (inputs is None) or (targets is None) != (raw["num_targets"] == 0):
@@ -128,7 +145,16 @@ class Facts:
             raise ValueError(
                 f"moments of {len(targets.mean)} of {raw['num_targets']} targets: install the server's version of fedhb"
             )
-        return cls(**raw | {"input_shape": shape, "scaling": given, "inputs": inputs, "targets": targets, "files": files})
+        return cls(
+            **raw
+            | {
+                "input_shape": shape,
+                "scaling": given,
+                "inputs": inputs,
+                "targets": targets,
+                "files": files,
+            }
+        )
 
 
 def _whole(key: str, value: Any) -> int:
@@ -146,7 +172,11 @@ def _values(values: Any) -> Values:
 
 def _moments(raw: Any) -> Moments:
     found = Moments(_whole("count", raw["count"]), _values(raw["mean"]), _values(raw["scatter"]))
-    if found.count < 1 or len(found.mean) != len(found.scatter) or min(found.scatter, default=0.0) < 0:
+    if (
+        found.count < 1
+        or len(found.mean) != len(found.scatter)
+        or min(found.scatter, default=0.0) < 0
+    ):
         raise ValueError("moments of nothing")
     return found
 
@@ -197,7 +227,10 @@ class Census:
         targets: tuple[PerTarget, PerTarget] = (0.0, 1.0)
         if first.num_targets:
             y = _total([f.targets for f in train if f.targets is not None])
-            targets = per_target(y.mean), per_target([math.sqrt(s / max(y.count - 1, 1)) for s in y.scatter])
+            targets = (
+                per_target(y.mean),
+                per_target([math.sqrt(s / max(y.count - 1, 1)) for s in y.scatter]),
+            )
         return cls(
             clients=tuple(f.client for f in train),
             holdout=tuple(f.client for f in ordered if not f.trains),
@@ -236,7 +269,11 @@ class Census:
 
     def specimen(self) -> Clients:
         """A client with two examples of nothing, which stands for the clients wherever only shapes matter."""
-        y = torch.zeros(2, dtype=torch.int64) if self.num_classes else torch.zeros(2, self.num_targets)
+        y = (
+            torch.zeros(2, dtype=torch.int64)
+            if self.num_classes
+            else torch.zeros(2, self.num_targets)
+        )
         share = Share(torch.zeros(2, *self.input_shape), y, torch.arange(2), torch.tensor([0, 2]))
         return Clients(
             ids=torch.tensor([self.clients[0]]),
@@ -251,6 +288,8 @@ def _total(parts: Sequence[Moments]) -> Moments:
     total = parts[0]
     for part in parts[1:]:
         if len(part.mean) != len(total.mean):
-            raise InputError("the nodes' moments have different lengths: make the nodes' data alike")
+            raise InputError(
+                "the nodes' moments have different lengths: make the nodes' data alike"
+            )
         total += part
     return total

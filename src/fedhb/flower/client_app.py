@@ -31,7 +31,9 @@ app = ClientApp()
 def census(message: Message, context: Context) -> Message:
     """What this node holds, in numbers that say nothing of a single example."""
     node = load(settings_of(context.run_config), context.node_config)
-    return Message(RecordDict({"facts": to_config({"facts": Facts.of(node).to_json()})}), reply_to=message)
+    return Message(
+        RecordDict({"facts": to_config({"facts": Facts.of(node).to_json()})}), reply_to=message
+    )
 
 
 @app.train()
@@ -48,7 +50,9 @@ def evaluate(message: Message, context: Context) -> Message:
     work = Work(message, context)
     task, device, split = work.task, work.task.settings.device, str(work.order["split"])
     store, client = ClientStore(), work.node.client.to(device)
-    memory, lost = work.memory.at(int(work.order["counted"]), task.algorithm, task.problem, work.node.client)
+    memory, lost = work.memory.at(
+        int(work.order["counted"]), task.algorithm, task.problem, work.node.client
+    )
     if memory:
         store.put([work.node.id], memory)
         store.commit()
@@ -58,7 +62,9 @@ def evaluate(message: Message, context: Context) -> Message:
         server, problem = to_arrays(message.content["received"], device), task.problem
         with one_thread():
             before = global_metrics(problem, task.algorithm, server, client, store, work.rng, split)
-            after = personalised_metrics(problem, task.algorithm, server, client, store, task.personal_plan, work.rng, split)
+            after = personalised_metrics(
+                problem, task.algorithm, server, client, store, task.personal_plan, work.rng, split
+            )
         records = {"global": MetricRecord(before[0]), "personalised": MetricRecord(after[0])}
     return work.reply(records, lost)
 
@@ -69,7 +75,9 @@ class Work:
     def __init__(self, message: Message, context: Context):
         self.begun = time.perf_counter()
         self.message, self.order = message, message.content["order"]
-        settings = dataclasses.replace(settings_of(context.run_config), device=str(context.node_config.get("device", "cpu")))
+        settings = dataclasses.replace(
+            settings_of(context.run_config), device=str(context.node_config.get("device", "cpu"))
+        )
         self.node: Node = load(settings, context.node_config)
         self.task = Task.of(settings, Census.read(str(self.order["census"])))
         self.node = dataclasses.replace(self.node, client=dataclasses.replace(
@@ -103,8 +111,16 @@ class Work:
 
     def reply(self, records: dict[str, Any], lost: bool) -> Message:
         """The answer, with the client's name on it."""
-        about = {"client": self.node.id, "round": self.rng.round, "attempt": self.order["attempt"], "lost": lost}
-        seconds = {"work_seconds": time.perf_counter() - self.begun, "process_seconds": process_age()}
+        about = {
+            "client": self.node.id,
+            "round": self.rng.round,
+            "attempt": self.order["attempt"],
+            "lost": lost,
+        }
+        seconds = {
+            "work_seconds": time.perf_counter() - self.begun,
+            "process_seconds": process_age(),
+        }
         about = to_config(about | seconds)
         return Message(RecordDict({"about": about, **records}), reply_to=self.message)
 

@@ -52,7 +52,9 @@ class Pull(threading.Thread):
         try:
             self.replies = list(self.grid.pull_messages([self.number]))
         except UNREADABLE as error:
-            self.unreadable = f"its answer cannot be read ({type(error).__name__}: {str(error)[:200]})"
+            self.unreadable = (
+                f"its answer cannot be read ({type(error).__name__}: {str(error)[:200]})"
+            )
         except BaseException as error:  # raised again where it is waited for
             self.error = error
 
@@ -66,7 +68,12 @@ class Pull(threading.Thread):
 
 
 def ask(
-    grid: Grid, questions: Iterable[tuple[int, RecordDict]], kind: str, group: str, deadline: float, poll: float
+    grid: Grid,
+    questions: Iterable[tuple[int, RecordDict]],
+    kind: str,
+    group: str,
+    deadline: float,
+    poll: float,
 ) -> Iterator[Reply]:
     """Every node's answer to its question, as it comes; then those that did not answer within `deadline` seconds.
 
@@ -109,5 +116,7 @@ def _read(node: int, message: Any) -> Reply:
     if message.metadata.src_node_id != node:
         return Reply(node, None, f"the answer comes from node {message.metadata.src_node_id}")
     if not isinstance(message.content, RecordDict):
-        return Reply(node, None, f"its answer cannot be read (it holds {type(message.content).__name__})")
+        return Reply(
+            node, None, f"its answer cannot be read (it holds {type(message.content).__name__})"
+        )
     return Reply(node, message.content)

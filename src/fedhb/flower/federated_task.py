@@ -59,15 +59,23 @@ class Rules:
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name}={getattr(self, name)}: give a positive number")
         if self.nodes < 1 or self.retries < 0:
-            raise InputError(f"nodes={self.nodes}, retries={self.retries}: give at least one node and no negative number")
+            raise InputError(
+                f"nodes={self.nodes}, retries={self.retries}: give at least one node and no negative number"
+            )
         if not 0 < self.min_answers <= 1:
-            raise InputError(f"min_answers={self.min_answers}: give a share of the cohort, above 0 and at most 1")
+            raise InputError(
+                f"min_answers={self.min_answers}: give a share of the cohort, above 0 and at most 1"
+            )
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rules:
         """From a run config, whose keys have hyphens."""
         defaults = {field.name: field.default for field in fields(cls)}
-        given = {name: config[name.replace("_", "-")] for name in defaults if name.replace("_", "-") in config}
+        given = {
+            name: config[name.replace("_", "-")]
+            for name in defaults
+            if name.replace("_", "-") in config
+        }
         return cls(**{name: convert(name, value, defaults[name]) for name, value in given.items()})
 
     def needed(self, cohort: int) -> int:
@@ -88,7 +96,9 @@ def federated(settings: Settings) -> Algorithm:
     """The algorithm of a federation, after a check of what the settings alone can tell."""
     algorithm = algorithm_of(settings)
     if algorithm.pools:
-        raise InputError(f"{algorithm.name} pools its clients' data, which a federation keeps apart: use fedhb train")
+        raise InputError(
+            f"{algorithm.name} pools its clients' data, which a federation keeps apart: use fedhb train"
+        )
     if not settings.data:
         data.check_name(settings.dataset)
     if settings.model and ":" not in settings.model:
@@ -111,14 +121,21 @@ class Task:
         """The task of these settings for these clients."""
         algorithm, clients = federated(settings), census.specimen()
         model, spec = model_of(settings, clients)
-        network = Network(model, head=settings.head or None, batch_norm=settings.batch_norm, scaling=clients.scaling)
+        network = Network(
+            model,
+            head=settings.head or None,
+            batch_norm=settings.batch_norm,
+            scaling=clients.scaling,
+        )
         likelihood: Likelihood
         if census.num_classes:
             likelihood = Categorical(census.num_classes)
         else:
             likelihood = regression(network, clients, census.num_targets, *census.targets)
         check_model(network, likelihood, clients)
-        federation = Federation(len(census.clients), census.num_examples, census.num_classes or None, server_inputs)
+        federation = Federation(
+            len(census.clients), census.num_examples, census.num_classes or None, server_inputs
+        )
         network.to(settings.device)
         return cls(settings, census, algorithm, Problem(network, likelihood, federation), spec)
 
@@ -145,7 +162,11 @@ class Task:
             privacy = Privacy(s.dp_noise, s.dp_clip, s.dp_delta, count, size)
         private = (s.dp_noise, s.dp_clip, s.dp_delta, privacy.mark) if privacy is not None else ()
         census = hashlib.sha256(self.census.to_json().encode()).hexdigest()
-        clients = replace(self.census.specimen(), files={"census": census}, server_inputs=self.problem.federation.server_inputs)
+        clients = replace(
+            self.census.specimen(),
+            files={"census": census},
+            server_inputs=self.problem.federation.server_inputs,
+        )
         return Job(
             problem=self.problem,
             algorithm=self.algorithm,
@@ -154,7 +175,12 @@ class Task:
             num_clients=count,
             input_shape=self.census.input_shape,
             fingerprint=fingerprint_of(
-                self.problem, self.algorithm, self.training, clients, *private, *([s.defence] if s.defence else [])
+                self.problem,
+                self.algorithm,
+                self.training,
+                clients,
+                *private,
+                *([s.defence] if s.defence else []),
             ),
             asked=hashlib.sha256(repr((self.personal_plan, s.evaluate_on)).encode()).hexdigest(),
             constants=self.problem.network.constants(),
@@ -172,8 +198,14 @@ class Task:
 
     def sample_answer(self) -> Arrays:
         """An answer of the right keys, shapes and types: what a client with two examples of nothing finds."""
-        s, rng, clients = self.settings, Randomness(self.settings.seed), self.census.specimen().to(self.settings.device)
-        received = self.algorithm.broadcast(self.algorithm.start(self.problem, rng), clients.ids.tolist())
+        s, rng, clients = (
+            self.settings,
+            Randomness(self.settings.seed),
+            self.census.specimen().to(self.settings.device),
+        )
+        received = self.algorithm.broadcast(
+            self.algorithm.start(self.problem, rng), clients.ids.tolist()
+        )
         plan = Plan(1, s.batch_size, s.lr, s.momentum, self.algorithm.update == "full")
         memory = self.algorithm.remember(self.problem, clients)
         return self.algorithm.local_update(self.problem, received, clients, memory, plan, rng)[0]

@@ -28,7 +28,13 @@ class Journal:
 
     def note(self, event: str, detail: str, *, round_number: int = 0, **who: Any) -> None:
         """Something happened that its owner should know of."""
-        record = {"time": datetime.now(UTC).isoformat(), "event": event, "round": round_number, **who, "detail": detail}
+        record = {
+            "time": datetime.now(UTC).isoformat(),
+            "event": event,
+            "round": round_number,
+            **who,
+            "detail": detail,
+        }
         self.events.append(record)
         self._append(record)
         named = ", ".join(f"{key} {value}" for key, value in who.items() if value not in (None, ""))
@@ -38,7 +44,10 @@ class Journal:
         """Where the run stands: waiting, training, evaluating, done or failed."""
         log(INFO, "%s%s", state, f": {detail}" if detail else "")
         if self.folder is not None:
-            write_atomically(self.folder / STATUS, as_json({"state": state, "detail": detail, "pid": os.getpid()}))
+            write_atomically(
+                self.folder / STATUS,
+                as_json({"state": state, "detail": detail, "pid": os.getpid()}),
+            )
 
     def _append(self, record: dict[str, Any]) -> None:
         if self.folder is not None:

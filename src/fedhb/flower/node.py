@@ -57,7 +57,11 @@ def load(settings: Settings, config: Mapping[str, Any]) -> Node:
     number, source = client_id(config), config.get("data")
     if source is None:
         return _partition(settings, number, config.get("shared"))
-    client = _from_function(str(source), number, settings) if _is_function(str(source)) else _from_file(Path(str(source)), number)
+    client = (
+        _from_function(str(source), number, settings)
+        if _is_function(str(source))
+        else _from_file(Path(str(source)), number)
+    )
     if settings.max_examples:
         client = client.with_at_most(settings.max_examples, settings.seed)
     if settings.validation:
@@ -72,12 +76,16 @@ def _partition(settings: Settings, number: int, shared: Any) -> Node:
             f"the run's settings name the file {settings.data}, which is not this node's: give the node its own, "
             "--node-config 'data=\"FILE.npz\"', or one that nodes share, 'shared=\"FILE.npz\"'"
         )
-    clients, holdout = make_clients(replace(settings, data=str(shared) if shared is not None else ""))
+    clients, holdout = make_clients(
+        replace(settings, data=str(shared) if shared is not None else "")
+    )
     for group, trains in ((clients, True), (holdout, False)):
         if group is not None and number in group.ids.tolist():
             return Node(group.select([group.ids.tolist().index(number)]), trains, own=False)
     count = len(clients) + (len(holdout) if holdout is not None else 0)
-    raise InputError(f"partition-id={number}, but the data are cut into {count} partitions: give a number from 0 to {count - 1}")
+    raise InputError(
+        f"partition-id={number}, but the data are cut into {count} partitions: give a number from 0 to {count - 1}"
+    )
 
 
 def _is_function(source: str) -> bool:
@@ -98,7 +106,11 @@ def _from_function(source: str, number: int, settings: Settings) -> Clients:
         train, test = found
         (x, y), held = train, None if test is None else [tuple(test)]
     except (TypeError, ValueError) as error:
-        raise InputError(f"data={source!r} must return ((x, y), (x_test, y_test) or None): {error}") from None
+        raise InputError(
+            f"data={source!r} must return ((x, y), (x_test, y_test) or None): {error}"
+        ) from None
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "no training example has class")  # of one client's: others may have some
+        warnings.filterwarnings(
+            "ignore", "no training example has class"
+        )  # of one client's: others may have some
         return Clients.from_arrays([(x, y)], held, ids=[number])

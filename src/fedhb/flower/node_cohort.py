@@ -17,7 +17,15 @@ from flwr.serverapp import Grid
 
 from fedhb.algorithms import Algorithm, Arrays, Plan
 from fedhb.algorithms.toolbox import add, num_bytes
-from fedhb.answers.admission import Lengths, Refused, check_alike, check_finite, check_metrics, check_owner, check_weights
+from fedhb.answers.admission import (
+    Lengths,
+    Refused,
+    check_alike,
+    check_finite,
+    check_metrics,
+    check_owner,
+    check_weights,
+)
 from fedhb.answers.defence import labelled
 from fedhb.engine.cohort import Sums, Traffic
 from fedhb.engine.loop import State
@@ -48,7 +56,13 @@ class Federated:
         counted: Mapping[int, int],
     ):
         self.algorithm = algorithm
-        self.task, self.grid, self.roster, self.rules, self.journal = task, grid, roster, rules, journal
+        self.task, self.grid, self.roster, self.rules, self.journal = (
+            task,
+            grid,
+            roster,
+            rules,
+            journal,
+        )
         self.sample = task.sample_answer()
         network = task.problem.network
         least = min(len(v) for v in (network.theta, network.head, network.buffers) if len(v))
@@ -62,7 +76,10 @@ class Federated:
     @property
     def chosen(self) -> dict[str, Any]:
         """For result.json."""
-        return {"engine": "flower", "nodes": len(self.task.census.clients) + len(self.task.census.holdout)}
+        return {
+            "engine": "flower",
+            "nodes": len(self.task.census.clients) + len(self.task.census.holdout),
+        }
 
     @property
     def note(self) -> str:
@@ -90,7 +107,9 @@ class Federated:
             "then resume; allow more time (deadline), fewer answers (min_answers), or lower the learning rate where they are NaN"
         )
 
-    def attempt(self, server: Arrays, cohort: Sequence[int], plan: Plan, rng: Randomness) -> tuple[Arrays | None, Traffic]:
+    def attempt(
+        self, server: Arrays, cohort: Sequence[int], plan: Plan, rng: Randomness
+    ) -> tuple[Arrays | None, Traffic]:
         """One try of a round."""
         total, traffic, algorithm = None, Traffic(), self.algorithm
         self.answered, self.seconds = [], {}
@@ -98,7 +117,9 @@ class Federated:
         order = {"plan": dataclasses.asdict(plan), "round": rng.round, "attempt": self.attempts}
 
         def sent(client: int) -> ArrayRecord:
-            return common if common is not None else to_record(algorithm.broadcast(server, [client]))
+            return (
+                common if common is not None else to_record(algorithm.broadcast(server, [client]))
+            )
 
         for client, reply in self.questions(cohort, sent, order, "train"):
             try:
@@ -108,7 +129,9 @@ class Federated:
                 check_finite(part)
                 part = labelled(part, client) if algorithm.gathers else part
             except Refused as reason:
-                self.journal.note("answer refused", str(reason), round_number=rng.round, **self.roster.who(client))
+                self.journal.note(
+                    "answer refused", str(reason), round_number=rng.round, **self.roster.who(client)
+                )
                 continue
             total = add(total, part)
             self.lengths.note(found)
@@ -122,7 +145,10 @@ class Federated:
         if reply.content is None:
             raise Refused(reply.problem)
         try:
-            about, found = reply.content["about"], to_arrays(reply.content["found"], self.task.settings.device)
+            about, found = (
+                reply.content["about"],
+                to_arrays(reply.content["found"], self.task.settings.device),
+            )
             said = {key: about[key] for key in ("client", "round", "attempt", "lost")}
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise Refused(f"it is not an answer ({error})") from None
@@ -133,7 +159,9 @@ class Federated:
         check_finite(found)
         check_owner(found, client)
         check_weights(found, self.roster.facts[client].examples, self.task.census.num_examples)
-        if not self.task.settings.dp_noise:  # in private runs no client decides who else counts; clipping bounds them all
+        if (
+            not self.task.settings.dp_noise
+        ):  # in private runs no client decides who else counts; clipping bounds them all
             self.lengths.check(found)
         for key in ("work_seconds", "process_seconds"):
             value = about.get(key)
@@ -153,17 +181,25 @@ class Federated:
         try:
             return self.algorithm.summarise(self.task.problem, received, found, rng)
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
-            raise Refused(f"it cannot be summed ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
+            raise Refused(
+                f"it cannot be summed ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+            ) from None
 
     def questions(
-        self, clients: Sequence[int], sent: Callable[[int], ArrayRecord], order: dict[str, Any], kind: str
+        self,
+        clients: Sequence[int],
+        sent: Callable[[int], ArrayRecord],
+        order: dict[str, Any],
+        kind: str,
     ) -> Iterator[tuple[int, Reply]]:
         """Ask these clients, and take their answers as they come. Clients whose node is not here answer so at once.
 
         What is `sent` to a client is made when it is sent.
         """
         online, members = self.roster.online(), self.roster.members
-        client_of = {members[c].node: c for c in clients if c in members and members[c].node in online}
+        client_of = {
+            members[c].node: c for c in clients if c in members and members[c].node in online
+        }
         for client in clients:
             if client not in client_of.values():
                 yield client, Reply(0, None, "its node is not connected")
@@ -173,7 +209,9 @@ class Federated:
             return RecordDict({"received": sent(client), "order": own})
 
         every = ((node, content(client)) for node, client in client_of.items())
-        for reply in ask(self.grid, every, kind, str(order["round"]), self.rules.deadline, self.rules.poll):
+        for reply in ask(
+            self.grid, every, kind, str(order["round"]), self.rules.deadline, self.rules.poll
+        ):
             yield client_of[reply.node], reply
 
     def evaluate(self, result: Run, split: str) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -193,9 +231,17 @@ class Federated:
                 if "global" not in reply.content:
                     continue  # the client holds nothing back
                 names = names or self.metric_names()
-                found = [check_metrics(dict(reply.content[task]), names) for task in ("global", "personalised")]
+                found = [
+                    check_metrics(dict(reply.content[task]), names)
+                    for task in ("global", "personalised")
+                ]
             except (Refused, KeyError, TypeError, ValueError) as reason:
-                self.journal.note("evaluation refused", str(reason), round_number=rng.round, **self.roster.who(client))
+                self.journal.note(
+                    "evaluation refused",
+                    str(reason),
+                    round_number=rng.round,
+                    **self.roster.who(client),
+                )
                 continue
             before[client], after[client] = found
         return before, after
@@ -208,9 +254,15 @@ class Federated:
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Who answered is kept with the round, and with the state: their memories count, and a resumed run knows."""
-        record["answered"], record["attempts"], record["node_seconds"] = sorted(self.answered), self.attempts, self.seconds
+        record["answered"], record["attempts"], record["node_seconds"] = (
+            sorted(self.answered),
+            self.attempts,
+            self.seconds,
+        )
         self.counted |= dict.fromkeys(self.answered, record["round"])
-        if not self.task.settings.dp_noise:  # a private run's model is given away, and who took part is secret
+        if (
+            not self.task.settings.dp_noise
+        ):  # a private run's model is given away, and who took part is secret
             state.counted = dict(self.counted)
 
     def close(self) -> None:

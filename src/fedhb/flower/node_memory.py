@@ -29,15 +29,21 @@ class Memory:
     def __init__(self, state: RecordDict, config: Mapping[str, Any], run: str):
         self.state = state
         folder = config.get("keep")
-        self.folder = Path(str(folder)) / hashlib.sha256(run.encode()).hexdigest()[:16] if folder else None
+        self.folder = (
+            Path(str(folder)) / hashlib.sha256(run.encode()).hexdigest()[:16] if folder else None
+        )
 
-    def at(self, counted: int, algorithm: Algorithm, problem: Problem, clients: Clients) -> tuple[Arrays, bool]:
+    def at(
+        self, counted: int, algorithm: Algorithm, problem: Problem, clients: Clients
+    ) -> tuple[Arrays, bool]:
         """The memory of the round whose answer counted (0: the initial one), and whether it was lost."""
         initial = algorithm.remember(problem, clients)
         if not initial or counted == 0:
             return initial, False
         found = self._find(counted)
-        fits = found is not None and {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in initial.items()}
+        fits = found is not None and {k: v.shape for k, v in found.items()} == {
+            k: v.shape for k, v in initial.items()
+        }
         return (found, False) if found is not None and fits else (initial, True)
 
     def put(self, round_number: int, counted: int, memory: Arrays) -> None:
@@ -46,7 +52,9 @@ class Memory:
             return
         name = f"{PREFIX}{round_number}"
         self.state[name] = to_record(memory)
-        for key in [k for k in self.state if k.startswith(PREFIX) and k not in (name, f"{PREFIX}{counted}")]:
+        for key in [
+            k for k in self.state if k.startswith(PREFIX) and k not in (name, f"{PREFIX}{counted}")
+        ]:
             del self.state[key]
         if self.folder is not None:
             checkpoint.write_arrays(self.folder / f"{name}.safetensors", memory)

@@ -50,7 +50,9 @@ class Roster:
         """Ask the nodes that are new who they are; who is online."""
         online = self.online()
         new = [node for node in online if self._ask_again.get(node, 0.0) <= time.monotonic()]
-        questions = [(node, RecordDict({"question": to_config({"question": "census"})})) for node in new]
+        questions = [
+            (node, RecordDict({"question": to_config({"question": "census"})})) for node in new
+        ]
         deadline = min(QUERY_DEADLINE, self.rules.deadline)
         for reply in ask(self.grid, questions, "query", "census", deadline, self.rules.poll):
             key = online[reply.node]
@@ -58,7 +60,9 @@ class Roster:
             try:
                 if reply.content is None:
                     raise ValueError(reply.problem)
-                self.enter(reply.node, key, Facts.read(str(reply.content["facts"]["facts"])), online)
+                self.enter(
+                    reply.node, key, Facts.read(str(reply.content["facts"]["facts"])), online
+                )
             except (ValueError, KeyError, TypeError) as error:
                 self.journal.note("node refused", str(error), node=reply.node, key=key)
                 if reply.content is None:
@@ -103,7 +107,11 @@ class Roster:
     def who(self, client: int) -> dict[str, Any]:
         """A client for the journal."""
         member = self.members.get(client)
-        return {"client": client, "node": member.node if member else None, "key": member.key if member else ""}
+        return {
+            "client": client,
+            "node": member.node if member else None,
+            "key": member.key if member else "",
+        }
 
 
 def fingerprint(public_key: bytes) -> str:

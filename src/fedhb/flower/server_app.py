@@ -46,7 +46,9 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Run:
     settings, rules = settings_of(config), Rules.of(config)
     out = str(config.get("out", ""))
     if not out:
-        raise InputError("the run config has no out: give the folder for the results, on the server's machine")
+        raise InputError(
+            "the run config has no out: give the folder for the results, on the server's machine"
+        )
     resume = bool(config.get("resume", False))
     folder = claim(Path(out).absolute(), resume)
     assert folder is not None
@@ -61,7 +63,9 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Run:
         return result
 
 
-def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, resume: bool, journal: Journal) -> Run:
+def federate(
+    grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, resume: bool, journal: Journal
+) -> Run:
     """A run in a folder that is this process's own."""
     roster = Roster(grid, rules, journal)
     census = take_census(roster, folder, journal, resume)
@@ -80,14 +84,18 @@ def federate(grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, re
     def files(result: Run) -> dict[str, bytes]:
         return {
             "settings.toml": settings.to_toml(versions()).encode(),
-            "problem.json": sealed(problem_record(result, settings.head or None, settings.batch_norm, task.spec)),
+            "problem.json": sealed(
+                problem_record(result, settings.head or None, settings.batch_norm, task.spec)
+            ),
             CENSUS: sealed({"census": census.to_json(), "owners": roster.owners}),
         }
 
     def evaluation(result: Run) -> dict[str, Any]:
         journal.stand("evaluating")
         before, after = made[0].evaluate(result, settings.evaluate_on)
-        known, novel = (group(census, ids, before, after) for ids in (census.clients, census.holdout))
+        known, novel = (
+            group(census, ids, before, after) for ids in (census.clients, census.holdout)
+        )
         return {"split": settings.evaluate_on if known else None, "known": known, "novel": novel}
 
     return conduct(
@@ -130,7 +138,9 @@ def server_inputs(settings: Settings) -> Any:
     return make_clients(settings)[0].server_inputs if settings.server_share else None
 
 
-def group(census: Census, ids: tuple[int, ...], before: Mapping[int, Any], after: Mapping[int, Any]) -> dict[str, Any] | None:
+def group(
+    census: Census, ids: tuple[int, ...], before: Mapping[int, Any], after: Mapping[int, Any]
+) -> dict[str, Any] | None:
     """The table of these clients, or None where none of them has metrics."""
     held = [k for k, client in enumerate(ids) if client in before]
     if not held:

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+ELEMENTWISE = (
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Softplus,
+    nn.Identity,
+)
 
 Tape = list[tuple[Tensor, Tensor]]
 """Input and output of each layer, which the backward pass needs."""
@@ -36,7 +46,7 @@ class Stack:
         self.layers = layers
         for _, layer in layers:
             if getattr(layer, "inplace", False):
-                setattr(layer, "inplace", False)  # noqa: B010  # the backward pass needs what came in
+                setattr(layer, "inplace", False)  # the backward pass needs what came in
 
     @classmethod
     def of(cls, module: nn.Module) -> Stack | None:
@@ -44,14 +54,21 @@ class Stack:
 
         def flat(name: str, part: nn.Module) -> list[tuple[str, nn.Module]]:
             if type(part) is nn.Sequential:
-                return [layer for n, p in part._modules.items() if p is not None for layer in flat(_join(name, n), p)]
+                return [
+                    layer
+                    for n, p in part._modules.items()
+                    if p is not None
+                    for layer in flat(_join(name, n), p)
+                ]
             return [(name, part)]
 
         layers = flat("", module)
         linear = [part for _, part in layers if isinstance(part, nn.Linear)]
         if not linear or len(set(linear)) < len(linear):
             return None  # a layer that is used twice has one name: leave it to torch
-        if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
+        if len(list(module.named_parameters(remove_duplicate=False))) > len(
+            list(module.parameters())
+        ):
             return None  # shared weights: torch ties them
         if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
             return None
@@ -63,13 +80,17 @@ class Stack:
                 return None
         return cls(layers)
 
-    def bind(self, tensors: Mapping[str, Tensor], count: int, places: Mapping[str, Tensor]) -> list[Layer]:
+    def bind(
+        self, tensors: Mapping[str, Tensor], count: int, places: Mapping[str, Tensor]
+    ) -> list[Layer]:
         """The layers with the tensors of `count` clients, [C, ...] each, and where their gradients go."""
         bound = []
         for name, layer in self.layers:
             if isinstance(layer, nn.Linear):
                 weight, bias = (
-                    None if own is None else tensors.get(_join(name, key), own.detach()).expand(count, *own.shape)
+                    None
+                    if own is None
+                    else tensors.get(_join(name, key), own.detach()).expand(count, *own.shape)
                     for key, own in (("weight", layer.weight), ("bias", layer.bias))
                 )
                 to = tuple(places.get(_join(name, key)) for key in ("weight", "bias"))
@@ -85,7 +106,11 @@ class Stack:
         for layer in layers:
             if layer.weight is not None:
                 weight = layer.weight.mT
-                y = torch.bmm(x, weight) if layer.bias is None else torch.baddbmm(layer.bias, x, weight)
+                y = (
+                    torch.bmm(x, weight)
+                    if layer.bias is None
+                    else torch.baddbmm(layer.bias, x, weight)
+                )
             elif isinstance(layer.module, nn.ReLU):
                 y = torch.relu(x)
             elif isinstance(layer.module, nn.Flatten):
@@ -108,7 +133,11 @@ class Stack:
 
         The places may be the weights themselves: each is read for the last time before it changes.
         """
-        first = next(k for k, layer in enumerate(layers) if layer.weight_place is not None or layer.bias_place is not None)
+        first = next(
+            k
+            for k, layer in enumerate(layers)
+            if layer.weight_place is not None or layer.bias_place is not None
+        )
         for k in range(len(layers) - 1, first - 1, -1):
             layer, (x, y) = layers[k], tape[k]
             if layer.weight is not None:
@@ -116,7 +145,14 @@ class Stack:
                 if k > first:
                     g = torch.bmm(above, layer.weight)
                 if layer.weight_place is not None:
-                    torch.baddbmm(layer.weight_place, above.mT, x, beta=keep, alpha=scale, out=layer.weight_place)
+                    torch.baddbmm(
+                        layer.weight_place,
+                        above.mT,
+                        x,
+                        beta=keep,
+                        alpha=scale,
+                        out=layer.weight_place,
+                    )
                 if layer.bias_place is not None:
                     accumulate(layer.bias_place, above.sum(1), keep, scale)
             elif isinstance(layer.module, nn.ReLU):

@@ -48,7 +48,11 @@ class Columns:
                     found.append(drop - begin)
                 gap = next(gaps, None)
                 if gap is None:
-                    gaps = iter(torch.empty(32, dtype=torch.float64).geometric_(1.0 - p_do, generator=generator).tolist())
+                    gaps = iter(
+                        torch.empty(32, dtype=torch.float64)
+                        .geometric_(1.0 - p_do, generator=generator)
+                        .tolist()
+                    )
                     gap = next(gaps)
                 drop += int(gap)
             begin += count

@@ -63,7 +63,12 @@ class Network:
     """
 
     def __init__(
-        self, module: nn.Module, *, head: str | None = None, batch_norm: str = "running", scaling: Scaling | None = None
+        self,
+        module: nn.Module,
+        *,
+        head: str | None = None,
+        batch_norm: str = "running",
+        scaling: Scaling | None = None,
     ):
         if batch_norm not in ("running", "batch"):
             raise InputError(f"batch_norm={batch_norm!r}: choose 'running' or 'batch'")
@@ -72,8 +77,12 @@ class Network:
         self.batch_norm = batch_norm
         norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
         self.has_batch_norm = bool(norms)
-        if batch_norm == "running" and any(n.track_running_stats and n.momentum is None for n in norms):
-            raise InputError("batch norm with momentum=None counts batches, which clients do not share: give it a momentum")
+        if batch_norm == "running" and any(
+            n.track_running_stats and n.momentum is None for n in norms
+        ):
+            raise InputError(
+                "batch norm with momentum=None counts batches, which clients do not share: give it a momentum"
+            )
         if batch_norm == "batch":
             for norm in norms:
                 norm.track_running_stats = False
@@ -84,10 +93,20 @@ class Network:
         inside_head = (self.head_name + ".",) if self.head_name else ()
         trained = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not trained:
-            raise InputError("the module has no trainable parameters: set requires_grad=True on those to train")
-        self.body_slots = _slots([(n, p) for n, p in trained if not n.startswith(inside_head)] if inside_head else trained)
-        self.head_slots = _slots([(n, p) for n, p in trained if inside_head and n.startswith(inside_head)])
-        self.buffer_slots = _slots([(n, b) for n, b in self.module.named_buffers() if b.is_floating_point()])
+            raise InputError(
+                "the module has no trainable parameters: set requires_grad=True on those to train"
+            )
+        self.body_slots = _slots(
+            [(n, p) for n, p in trained if not n.startswith(inside_head)]
+            if inside_head
+            else trained
+        )
+        self.head_slots = _slots(
+            [(n, p) for n, p in trained if inside_head and n.startswith(inside_head)]
+        )
+        self.buffer_slots = _slots(
+            [(n, b) for n, b in self.module.named_buffers() if b.is_floating_point()]
+        )
         if not self.body_slots:
             raise InputError(
                 f"nothing is left to train beside the head {self.head_name!r}: name another head, or head='' for none"
@@ -97,10 +116,14 @@ class Network:
         self.theta = _flatten(tensors, self.body_slots, self.dtype)
         self.head = _flatten(tensors, self.head_slots, self.dtype)
         self.buffers = _flatten(tensors, self.buffer_slots, self.dtype)
-        self._counters = tuple(n for n, b in self.module.named_buffers() if not b.is_floating_point())
-        self._ties = any(  # looking for shared tensors at every step would cost more than small layers do
-            len(list(named(remove_duplicate=False))) > len(list(named()))
-            for named in (self.module.named_parameters, self.module.named_buffers)
+        self._counters = tuple(
+            n for n, b in self.module.named_buffers() if not b.is_floating_point()
+        )
+        self._ties = (
+            any(  # looking for shared tensors at every step would cost more than small layers do
+                len(list(named(remove_duplicate=False))) > len(list(named()))
+                for named in (self.module.named_parameters, self.module.named_buffers)
+            )
         )
         self._stack = Stack.of(self.module)
         self._convolves = any(isinstance(m, nn.Conv2d) for m in self.module.modules())
@@ -114,7 +137,11 @@ class Network:
             return (
                 linear[-1]
                 if linear
-                and any(p.requires_grad for n, p in self.module.named_parameters() if not n.startswith(linear[-1] + "."))
+                and any(
+                    p.requires_grad
+                    for n, p in self.module.named_parameters()
+                    if not n.startswith(linear[-1] + ".")
+                )
                 else ""
             )
         if head and head not in dict(self.module.named_modules()):
@@ -141,14 +168,22 @@ class Network:
     def to(self, device: torch.device | str) -> Network:
         """Move everything to a device."""
         self.module.to(device)
-        self.theta, self.head, self.buffers = self.theta.to(device), self.head.to(device), self.buffers.to(device)
+        self.theta, self.head, self.buffers = (
+            self.theta.to(device),
+            self.head.to(device),
+            self.buffers.to(device),
+        )
         self.scaling = Scaling(self.scaling.mean.to(device), self.scaling.std.to(device))
         return self
 
     def constants(self) -> dict[str, Tensor]:
         """What a saved run needs besides the module's code: initial vectors and frozen tensors."""
         kept = {s.name for s in (*self.body_slots, *self.head_slots, *self.buffer_slots)}
-        frozen = {f"frozen.{n}": t.detach().clone() for n, t in self.module.state_dict().items() if n not in kept}
+        frozen = {
+            f"frozen.{n}": t.detach().clone()
+            for n, t in self.module.state_dict().items()
+            if n not in kept
+        }
         return {"theta": self.theta, "head": self.head, "buffers": self.buffers, **frozen}
 
     def restore(self, constants: dict[str, Tensor]) -> None:
@@ -156,7 +191,9 @@ class Network:
         own = self.constants()
         for name in own:
             if name not in constants:
-                raise InputError(f"the run has no {name}: give the module that was trained, or restore the files of the run")
+                raise InputError(
+                    f"the run has no {name}: give the module that was trained, or restore the files of the run"
+                )
             if constants[name].shape != own[name].shape:
                 raise InputError(
                     f"the run's {name} has {constants[name].numel()} numbers, this module's {own[name].numel()}: "
@@ -164,7 +201,11 @@ class Network:
                 )
         for name in ("theta", "head", "buffers"):
             setattr(self, name, constants[name].to(self.dtype))
-        frozen = {name.removeprefix("frozen."): constants[name] for name in own if name.startswith("frozen.")}
+        frozen = {
+            name.removeprefix("frozen."): constants[name]
+            for name in own
+            if name.startswith("frozen.")
+        }
         self.module.load_state_dict(frozen, strict=False)
 
     @cached_property
@@ -179,11 +220,15 @@ class Network:
             weight = torch.empty(slot.shape, device="meta")
             if isinstance(owner, _ConvNd) and not isinstance(owner, _ConvTransposeNd):
                 # [out, in / groups, ...]: an input channel feeds the outputs of its own group
-                columns = [column for group in weight.chunk(owner.groups) for column in group.unbind(1)]
+                columns = [
+                    column for group in weight.chunk(owner.groups) for column in group.unbind(1)
+                ]
             else:
                 inputs_first = isinstance(owner, (_ConvTransposeNd, nn.Embedding, nn.EmbeddingBag))
                 columns = list(weight.unbind(0 if inputs_first else 1))
-            grids += [(slot.start + int(c.storage_offset()), tuple(c.shape), c.stride()) for c in columns]
+            grids += [
+                (slot.start + int(c.storage_offset()), tuple(c.shape), c.stride()) for c in columns
+            ]
         return Columns(grids)
 
     def gate(self, num_outputs: int) -> Network:
@@ -197,16 +242,22 @@ class Network:
                 raise InputError(
                     f"a gate needs a linear head, and the head is {self.head_name or 'empty'!r}: name one with head=..."
                 )
-            seed = int.from_bytes(hashlib.blake2b(self.head.cpu().numpy().tobytes(), digest_size=6).digest(), "big")
+            seed = int.from_bytes(
+                hashlib.blake2b(self.head.cpu().numpy().tobytes(), digest_size=6).digest(), "big"
+            )
             generator = torch.Generator().manual_seed(seed)
             linear = nn.utils.skip_init(nn.Linear, head.in_features, num_outputs, dtype=self.dtype)
             bound = head.in_features**-0.5  # torch's own initial range for a linear layer
             for parameter in linear.parameters():
-                parameter.data = torch.empty(parameter.shape, dtype=self.dtype).uniform_(-bound, bound, generator=generator)
+                parameter.data = torch.empty(parameter.shape, dtype=self.dtype).uniform_(
+                    -bound, bound, generator=generator
+                )
             module = copy.deepcopy(self.module)
             parent, _, leaf = self.head_name.rpartition(".")
             setattr(module.get_submodule(parent), leaf, linear)
-            gate = Network(module, head=self.head_name, batch_norm=self.batch_norm, scaling=self.scaling).to(self.device)
+            gate = Network(
+                module, head=self.head_name, batch_norm=self.batch_norm, scaling=self.scaling
+            ).to(self.device)
             gate.theta, gate.buffers, gate.scaling = self.theta, self.buffers, self.scaling
             self._gates[num_outputs] = gate
         return self._gates[num_outputs]
@@ -244,14 +295,20 @@ class Network:
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """Outputs [C, B, out] in evaluation mode for inputs x [C, B, ...], as they are stored."""
         count = len(x)
-        shared = count > 1 and x.stride(0) == 0  # one batch expanded over the clients: prepare it once
+        shared = (
+            count > 1 and x.stride(0) == 0
+        )  # one batch expanded over the clients: prepare it once
         x = self.prepare(x[:1] if shared else x).expand(count, *x.shape[1:])
         self.module.eval()
         if self._stack is not None:
-            return self._stack.outputs(self._stack.bind(self._views(weights.theta, weights.head), count, {}), x)
+            return self._stack.outputs(
+                self._stack.bind(self._views(weights.theta, weights.head), count, {}), x
+            )
         return torch.stack([self._evaluate(self._tensors(weights, c), x[c]) for c in range(count)])
 
-    def bind(self, weights: Weights, gradient: Tensor | None, head_gradient: Tensor | None) -> Bound:
+    def bind(
+        self, weights: Weights, gradient: Tensor | None, head_gradient: Tensor | None
+    ) -> Bound:
         """These weights of C clients with the places of their gradients, [C, d] and [C, h] (None where it is not wanted)."""
         return Bound(self, weights, gradient, head_gradient)
 
@@ -260,23 +317,35 @@ class Network:
         return body | {s.name: s.of(head.detach()) for s in self.head_slots}
 
     def _tensors(self, weights: Weights, c: int) -> dict[str, Tensor]:
-        return self._views(weights.theta[c], weights.head[c]) | {s.name: s.of(weights.buffers[c]) for s in self.buffer_slots}
+        return self._views(weights.theta[c], weights.head[c]) | {
+            s.name: s.of(weights.buffers[c]) for s in self.buffer_slots
+        }
 
     def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """The module's outputs with these tensors as its own. Its counters of batches are copies: no client's step stays."""
         counters = {name: self.module.get_buffer(name).clone() for name in self._counters}
-        outputs: Tensor = functional_call(self.module, tensors | counters, (x,), tie_weights=self._ties)
+        outputs: Tensor = functional_call(
+            self.module, tensors | counters, (x,), tie_weights=self._ties
+        )
         return outputs
 
 
 class Bound:
     """Weights of C clients, and where their gradients go, as the tensors of a module: views that are made once for many steps."""
 
-    def __init__(self, network: Network, weights: Weights, gradient: Tensor | None, head_gradient: Tensor | None):
+    def __init__(
+        self,
+        network: Network,
+        weights: Weights,
+        gradient: Tensor | None,
+        head_gradient: Tensor | None,
+    ):
         self.network, self.weights = network, weights
         both = ((gradient, network.body_slots), (head_gradient, network.head_slots))
         self.vectors = [vector for vector, _ in both if vector is not None]
-        self.places = {s.name: s.of(vector) for vector, slots in both if vector is not None for s in slots}
+        self.places = {
+            s.name: s.of(vector) for vector, slots in both if vector is not None for s in slots
+        }
         stack, views = network._stack, network._views(weights.theta, weights.head)
         self._layers = None if stack is None else stack.bind(views, len(weights.theta), self.places)
         self._clients: dict[int, tuple[dict[str, Tensor], list[Tensor], list[Tensor]]] = {}
@@ -324,13 +393,20 @@ class Bound:
             Stack.backward(self._layers, tape, slope(outputs, None), keep, scale)
             return
         # torch.manual_seed would format the stack for each kind of device that may be initialised later
-        reseed = torch.default_generator.manual_seed if network.device.type == "cpu" else torch.manual_seed
+        reseed = (
+            torch.default_generator.manual_seed
+            if network.device.type == "cpu"
+            else torch.manual_seed
+        )
         for c, (count, seed) in enumerate(zip(counts, seeds, strict=True)):
             tensors, leaves, places = self._client(c)
             with torch.random.fork_rng(devices=[]):
                 reseed(seed)
                 outputs = network._evaluate(tensors, x[c, :count]).unsqueeze(0)
-            how = {"allow_unused": True, "materialize_grads": True}  # a module may have weights that its outputs do not need
+            how = {
+                "allow_unused": True,
+                "materialize_grads": True,
+            }  # a module may have weights that its outputs do not need
             grads = torch.autograd.grad(outputs, leaves, slope(outputs.detach(), c), **how)
             if keep not in (0.0, 1.0):  # once for all places, which are the parts of these vectors
                 for vector in self.vectors:

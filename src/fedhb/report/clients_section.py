@@ -19,12 +19,21 @@ BLOCK = 256
 
 def label_heat(methods: Sequence[Method]) -> Plot | None:
     """How many training examples of each label every client has. Seeds deal the data anew, so it is that of one seed."""
-    run = next((m.first for m in methods if m.first.evaluation and m.first.evaluation["clients"]["labels"]), None)
+    run = next(
+        (
+            m.first
+            for m in methods
+            if m.first.evaluation and m.first.evaluation["clients"]["labels"]
+        ),
+        None,
+    )
     if run is None:
         return None
     clients = (run.evaluation or {})["clients"]
     labels = np.array(clients["labels"])
-    order = sorted(range(len(labels)), key=lambda k: (int(labels[k].argmax()), -int(labels[k].max())))
+    order = sorted(
+        range(len(labels)), key=lambda k: (int(labels[k].argmax()), -int(labels[k].max()))
+    )
     held = (labels > 0).sum(1)
     few = f"{held.min()} to {held.max()}" if held.min() < held.max() else f"{held.min()}"
     sizes = labels.sum(1)
@@ -45,17 +54,29 @@ def before_and_after(methods: Sequence[Method]) -> list[Plot]:
     by_metric: dict[str, list[tuple[Method, list[tuple[float, float, Any]]]]] = {}
     for method in methods:
         per_client = (method.first.result or {}).get("per_client") or {}
-        main = next((key.removeprefix("global_") for key in per_client if key.startswith("global_")), None)
+        main = next(
+            (key.removeprefix("global_") for key in per_client if key.startswith("global_")), None
+        )
         if main is not None:
             before, after = per_client[f"global_{main}"], per_client[f"personalised_{main}"]
             names = per_client.get("client") or list(range(len(before)))
-            rows = [(b, a, n) for b, a, n in zip(before, after, names, strict=True) if b is not None and a is not None]
+            rows = [
+                (b, a, n)
+                for b, a, n in zip(before, after, names, strict=True)
+                if b is not None and a is not None
+            ]
             by_metric.setdefault(main, []).append((method, rows))
     groups = enumerate(by_metric.items(), 1)
-    return [plot for k, (main, group) in groups for plot in _clients_by(main, group, "" if k == 1 else f"-{k}")]
+    return [
+        plot
+        for k, (main, group) in groups
+        for plot in _clients_by(main, group, "" if k == 1 else f"-{k}")
+    ]
 
 
-def _clients_by(main: str, group: Sequence[tuple[Method, list[tuple[float, float, Any]]]], suffix: str) -> list[Plot]:
+def _clients_by(
+    main: str, group: Sequence[tuple[Method, list[tuple[float, float, Any]]]], suffix: str
+) -> list[Plot]:
     """The plots of one metric; a row is a client's value before, after, and its name."""
     what, high = NAMES.get(main, main).removesuffix(", %"), main == "accuracy"
     groups: list[dict[str, Any]] = []
@@ -92,7 +113,9 @@ def _clients_by(main: str, group: Sequence[tuple[Method, list[tuple[float, float
         note=f"A client {'above' if high else 'below'} the diagonal gained by personalisation.", alt=". ".join(better) + ".",
         diagonal=True, percent=high,
     )  # fmt: skip
-    sorted_bars = choices(f"bars{suffix}", f"Clients by their personalised {what}, worst first", "method", bars)
+    sorted_bars = choices(
+        f"bars{suffix}", f"Clients by their personalised {what}, worst first", "method", bars
+    )
     return [scatter, *([sorted_bars] if sorted_bars else [])]
 
 
@@ -145,7 +168,9 @@ def principal(sketches: np.ndarray) -> tuple[np.ndarray, float]:
     u, s, _ = np.linalg.svd(centred, full_matrices=False)
     place = u[:, :2] * s[:2]
     total = float((s**2).sum())
-    return place / max(float(np.abs(place).max()), 1e-30), float((s[:2] ** 2).sum() / total) if total else 0.0
+    return place / max(float(np.abs(place).max()), 1e-30), float(
+        (s[:2] ** 2).sum() / total
+    ) if total else 0.0
 
 
 def neighbours(place: np.ndarray, labels: Sequence[int]) -> float:
@@ -157,7 +182,9 @@ def neighbours(place: np.ndarray, labels: Sequence[int]) -> float:
 def _nearest(place: np.ndarray, begin: int) -> np.ndarray:
     """The nearest other point of each in a block of them: all distances at once would be gigabytes for 10,000 clients."""
     rows = np.arange(begin, min(begin + BLOCK, len(place)))
-    gaps = (place[rows, None, 0] - place[None, :, 0]) ** 2 + (place[rows, None, 1] - place[None, :, 1]) ** 2
+    gaps = (place[rows, None, 0] - place[None, :, 0]) ** 2 + (
+        place[rows, None, 1] - place[None, :, 1]
+    ) ** 2
     gaps[np.arange(len(rows)), rows] = np.inf
     found: np.ndarray = gaps.argmin(1)
     return found

@@ -29,17 +29,36 @@ NOTES = {
 
 def plots(methods: Sequence[Method]) -> list[Plot]:
     """One plot for each quantity that some run has recorded; scores of different kinds have a plot each."""
-    kinds = {m.name: next((run.likelihood for run in m.runs if run.likelihood), "") for m in methods}
+    kinds = {
+        m.name: next((run.likelihood for run in m.runs if run.likelihood), "") for m in methods
+    }
     loss = _plot(methods, "loss", ("curve-loss", "Loss", "loss"), NOTES["loss"])
     scores = [
-        _plot([m for m in methods if kinds[m.name] == kind], "score", words, NOTES["score"], percent=kind == "categorical")
+        _plot(
+            [m for m in methods if kinds[m.name] == kind],
+            "score",
+            words,
+            NOTES["score"],
+            percent=kind == "categorical",
+        )
         for kind, words in SCORES.items()
     ]
-    objective = _plot(methods, "negative_elbo", ("curve-negative_elbo", "Negative ELBO", "negative ELBO"), NOTES["negative_elbo"])
+    objective = _plot(
+        methods,
+        "negative_elbo",
+        ("curve-negative_elbo", "Negative ELBO", "negative ELBO"),
+        NOTES["negative_elbo"],
+    )
     return [plot for plot in (loss, *scores, objective) if plot is not None]
 
 
-def _plot(methods: Sequence[Method], key: str, words: tuple[str, str, str], note: str, percent: bool = False) -> Plot | None:
+def _plot(
+    methods: Sequence[Method],
+    key: str,
+    words: tuple[str, str, str],
+    note: str,
+    percent: bool = False,
+) -> Plot | None:
     name, title, label = words
     lines = [line for method in methods for line in method_lines(method, key)]
     if not lines:
@@ -62,9 +81,13 @@ def method_lines(method: Method, key: str) -> list[Series]:
         own = sorted(values.keys() & {*kept, max(values)})
         x: Any = {"round": own, "sent": [values[k][1] for k in own]}
         name = f"{method.name}, seed {run.seed}" if len(runs) > 1 else method.name
-        lines.append(Series(name, x, [values[k][0] for k in own], style=method.style, faint=len(runs) > 1))
+        lines.append(
+            Series(name, x, [values[k][0] for k in own], style=method.style, faint=len(runs) > 1)
+        )
     if len(runs) > 1:
-        means, spreads = mean_and_spread([[values[k][0] if k in values else None for k in kept] for _, values in runs])
+        means, spreads = mean_and_spread(
+            [[values[k][0] if k in values else None for k in kept] for _, values in runs]
+        )
         sent = [fmean(values[k][1] for _, values in runs if k in values) for k in kept]
         x = {"round": kept, "sent": sent}
         lines.append(Series(method.name, x, means, spreads, method.style))
@@ -74,7 +97,9 @@ def method_lines(method: Method, key: str) -> list[Series]:
 def by_round(run: RunData, key: str) -> dict[int, tuple[float | None, float]]:
     """What a run has recorded of a quantity in every round, and the megabytes sent until then; empty where there is nothing."""
     sent = accumulate((r.get("down_bytes", 0) + r.get("up_bytes", 0)) / 1e6 for r in run.rounds)
-    found = {r["round"]: (r.get(key), megabytes) for r, megabytes in zip(run.rounds, sent, strict=True)}
+    found = {
+        r["round"]: (r.get(key), megabytes) for r, megabytes in zip(run.rounds, sent, strict=True)
+    }
     return found if any(value is not None for value, _ in found.values()) else {}
 
 

@@ -76,7 +76,9 @@ def styles(names: Sequence[str], algorithms: Sequence[str] | None = None) -> dic
     order = [*ALGORITHMS, *dict.fromkeys(kind for kind in kinds if kind not in ALGORITHMS)]
     present = [kind for kind in order if kind in kinds]
     colours: dict[str, int] = {}
-    for kind in present:  # the first ones have a colour of their own; the others take one that is free here
+    for kind in (
+        present
+    ):  # the first ones have a colour of their own; the others take one that is free here
         free = [k for k in range(len(COLOURS)) if k not in colours.values()]
         own = order.index(kind)
         colours[kind] = own if own < len(COLOURS) else free[-1] if free else own % len(COLOURS)
@@ -85,11 +87,15 @@ def styles(names: Sequence[str], algorithms: Sequence[str] | None = None) -> dic
     for name, kind in sorted(zip(names, kinds, strict=True), key=lambda pair: order.index(pair[1])):
         turn = used.get(colours[kind], 0)
         used[colours[kind]] = turn + 1
-        found[name] = Style(COLOURS[colours[kind]], DASHES[turn % len(DASHES)], MARKS[turn % len(MARKS)])
+        found[name] = Style(
+            COLOURS[colours[kind]], DASHES[turn % len(DASHES)], MARKS[turn % len(MARKS)]
+        )
     return found
 
 
-def mean_and_spread(rows: Sequence[Sequence[float | None]]) -> tuple[list[float | None], list[float | None]]:
+def mean_and_spread(
+    rows: Sequence[Sequence[float | None]],
+) -> tuple[list[float | None], list[float | None]]:
     """The mean and the standard deviation (None for one row) over rows of values, position by position."""
     means: list[float | None] = []
     spreads: list[float | None] = []

@@ -9,7 +9,13 @@ from pathlib import Path
 from string import Template
 
 from fedhb.files import write_atomically
-from fedhb.report import clients_section, curves, posterior_section, summary_section, uncertainty_section
+from fedhb.report import (
+    clients_section,
+    curves,
+    posterior_section,
+    summary_section,
+    uncertainty_section,
+)
 from fedhb.report.paper_numbers import Printed, numbers
 from fedhb.report.plots import Plot
 from fedhb.report.run_data import NONSENSE, Method, read, senseless
@@ -19,7 +25,9 @@ from fedhb.report.wording import escape, listed
 LIBRARY = "echarts.min.js"
 
 
-def write(paths: Sequence[Path], out: Path, tell: Callable[[str], None] = lambda text: None) -> list[Method]:
+def write(
+    paths: Sequence[Path], out: Path, tell: Callable[[str], None] = lambda text: None
+) -> list[Method]:
     """The page of these runs; the methods that are on it."""
     methods = read(paths, lambda path: tell(f"reading {path.name}"))
     tell("the paper's numbers")
@@ -66,7 +74,10 @@ def page(methods: Sequence[Method], cells: dict[str, tuple[str, Printed]]) -> st
         section(
             "clients",
             "Clients",
-            figures([clients_section.label_heat(methods), *clients_section.before_and_after(methods)]) + worst(methods),
+            figures(
+                [clients_section.label_heat(methods), *clients_section.before_and_after(methods)]
+            )
+            + worst(methods),
         ),
         section("uncertainty", "Uncertainty", figures(uncertainty_section.plots(methods))),
         section("posterior", "Posterior", figures(posterior_section.plots(methods))),
@@ -79,8 +90,16 @@ def page(methods: Sequence[Method], cells: dict[str, tuple[str, Printed]]) -> st
         ),
     ]
     present = [part for part in body if part]
-    links = "".join(f'<a href="#{part.split(chr(34))[1]}">{part.split("</h2>")[0].rpartition(">")[2]}</a>' for part in present)
-    data = {"plots": plots, "methods": [{"name": m.name, "colour": m.style.colour, "dash": m.style.dash} for m in methods]}
+    links = "".join(
+        f'<a href="#{part.split(chr(34))[1]}">{part.split("</h2>")[0].rpartition(">")[2]}</a>'
+        for part in present
+    )
+    data = {
+        "plots": plots,
+        "methods": [
+            {"name": m.name, "colour": m.style.colour, "dash": m.style.dash} for m in methods
+        ],
+    }
     title = summary_section.title(methods)
     return Template(asset("page.html")).substitute(
         title=escape(title),
@@ -104,7 +123,11 @@ def section(name: str, title: str, content: str, toolbar: str = "", table: bool 
     if not content:
         return ""
     bar = f'<div class="toolbar" data-toolbar="{toolbar}"></div>' if toolbar else ""
-    wrapped = f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">{content}</div>' if table else content
+    wrapped = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">{content}</div>'
+        if table
+        else content
+    )
     return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{bar}{wrapped}</section>'
 
 
@@ -112,7 +135,11 @@ def frame(plot: Plot) -> str:
     """Where the script draws a plot; whoever does not see it is told what it shows."""
     name, alt = plot["id"], escape(plot["alt"] or plot["title"], quote=True)
     note = f'<p class="note">{escape(plot["note"])}</p>' if plot["note"] else ""
-    wide = " wide" if plot["type"] == "heat" or name in ("map", "entropy", "prototypes", "labels") else ""
+    wide = (
+        " wide"
+        if plot["type"] == "heat" or name in ("map", "entropy", "prototypes", "labels")
+        else ""
+    )
     return (
         f'<figure class="plot{wide}" id="figure-{name}"><figcaption><h3>{escape(plot["title"])}</h3>{note}</figcaption>'
         f'<div class="controls"></div><div class="canvas" id="plot-{name}" role="img" aria-label="{alt}"></div>'
@@ -125,20 +152,29 @@ def results(methods: Sequence[Method], cells: dict[str, tuple[str, Printed]]) ->
     """The result tables, and which of the paper's cells this is."""
     known = {name: numbers for name, (_, numbers) in cells.items()}
     tables = [result_table(methods, known), result_table(methods, {}, novel=True)]
-    shown = [f'<div class="scroll" tabindex="0" role="region" aria-label="results">{table}</div>' for table in tables if table]
+    shown = [
+        f'<div class="scroll" tabindex="0" role="region" aria-label="results">{table}</div>'
+        for table in tables
+        if table
+    ]
     if not shown:
         return "<p>No run here is finished and evaluated yet.</p>"
     of = list(dict.fromkeys(cell for cell, _ in cells.values()))
     if of:
         where = f"The federation is that of a cell of the paper (Kim and Hospedales, FedHB): {listed(of)}"
-        shown.append(f"<p class=note>{escape(where)}. The methods' own settings are at the end of this page.</p>")
+        shown.append(
+            f"<p class=note>{escape(where)}. The methods' own settings are at the end of this page.</p>"
+        )
     return "".join(shown)
 
 
 def worst(methods: Sequence[Method]) -> str:
     """The worst clients of every method."""
     tables = [table for method in methods if (table := worst_clients(method))]
-    parts = [f'<div class="scroll" tabindex="0" role="region" aria-label="worst clients">{table}</div>' for table in tables]
+    parts = [
+        f'<div class="scroll" tabindex="0" role="region" aria-label="worst clients">{table}</div>'
+        for table in tables
+    ]
     if len(parts) > 2:
         return f"{parts[0]}<details><summary>The same for the other methods</summary>{''.join(parts[1:])}</details>"
     return "".join(parts)
@@ -146,7 +182,12 @@ def worst(methods: Sequence[Method]) -> str:
 
 def missing(methods: Sequence[Method]) -> str:
     """A line that says what is left out, and why."""
-    old = [run.path.name for m in methods for run in m.runs if run.result is not None and run.evaluation is None]
+    old = [
+        run.path.name
+        for m in methods
+        for run in m.runs
+        if run.result is not None and run.evaluation is None
+    ]
     if not old:
         return ""
     what = "label counts, uncertainty, posterior and map"

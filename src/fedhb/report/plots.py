@@ -24,7 +24,9 @@ def short(value: Any) -> Any:
     return [short(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def figure(shown: Figure, note: str = "", x_choices: Mapping[str, str] | None = None, **more: Any) -> Plot:
+def figure(
+    shown: Figure, note: str = "", x_choices: Mapping[str, str] | None = None, **more: Any
+) -> Plot:
     """Lines or bars. With `x_choices` every series' x is a mapping: one list for each choice of the horizontal axis."""
     return {
         "id": shown.name,
@@ -42,7 +44,13 @@ def figure(shown: Figure, note: str = "", x_choices: Mapping[str, str] | None = 
 
 def series(one: Series) -> dict[str, Any]:
     """A line or a group of bars."""
-    found = {"name": one.name, "x": short(one.x), "y": short(list(one.y)), "colour": one.style.colour, "dash": one.style.dash}
+    found = {
+        "name": one.name,
+        "x": short(one.x),
+        "y": short(list(one.y)),
+        "colour": one.style.colour,
+        "dash": one.style.dash,
+    }
     if one.spread is not None and any(value is not None for value in one.spread):
         found["spread"] = short(list(one.spread))
     return found | ({"faint": True} if one.faint else {})
@@ -59,7 +67,9 @@ def heat(
     }  # fmt: skip
 
 
-def points(name: str, title: str, axes: tuple[str, str], groups: Sequence[Mapping[str, Any]], **more: Any) -> Plot:
+def points(
+    name: str, title: str, axes: tuple[str, str], groups: Sequence[Mapping[str, Any]], **more: Any
+) -> Plot:
     """Points; each group has a name, a colour and points [x, y, label]."""
     found = [{**group, "points": short(list(group["points"]))} for group in groups]
     return {
@@ -73,13 +83,20 @@ def points(name: str, title: str, axes: tuple[str, str], groups: Sequence[Mappin
     }
 
 
-def choices(name: str, title: str, label: str, options: Mapping[str, Plot], note: str = "") -> Plot | None:
+def choices(
+    name: str, title: str, label: str, options: Mapping[str, Plot], note: str = ""
+) -> Plot | None:
     """One of several plots, by a list to choose from; the plot itself where there is but one."""
     if not options:
         return None
     if len(options) == 1:
         only, plot = next(iter(options.items()))
-        return {**plot, "id": name, "title": f"{title}: {only}", "note": f"{note} {plot.get('note', '')}".strip()}
+        return {
+            **plot,
+            "id": name,
+            "title": f"{title}: {only}",
+            "note": f"{note} {plot.get('note', '')}".strip(),
+        }
     return {
         "id": name, "type": "choices", "title": title, "note": note, "label": label,
         "alt": next(iter(options.values()))["alt"], "options": dict(options),

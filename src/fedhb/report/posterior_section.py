@@ -17,8 +17,16 @@ EQUAL = 0.01
 
 def plots(methods: Sequence[Method]) -> list[Plot]:
     """What the evaluations of NIW, of mixtures and of other methods with several networks hold."""
-    found = [shared_prototypes(methods), prototype_use(methods), prototype_skill(methods), networks(methods)]
-    found.insert(0 if any(method.first.algorithm == "niw" for method in methods) else len(found), layers(methods))
+    found = [
+        shared_prototypes(methods),
+        prototype_use(methods),
+        prototype_skill(methods),
+        networks(methods),
+    ]
+    found.insert(
+        0 if any(method.first.algorithm == "niw" for method in methods) else len(found),
+        layers(methods),
+    )
     return [plot for plot in found if plot is not None]
 
 
@@ -35,22 +43,52 @@ def layers(methods: Sequence[Method]) -> Plot | None:
         spread = mean_and_spread([one["spread"] for one in spreads if one.get("spread")])[0]
         bars = []
         if own.get("prior_deviation"):
-            prior = mean_and_spread([one["prior_deviation"] for one in spreads if one.get("prior_deviation")])[0]
-            bars.append(Series("under the posterior: √(V₀ / n₀)", names[: len(prior)], prior, style=method.style))
-        bars.append(Series("of the personalised clients", names[: len(spread)], spread, style=SPREAD))
+            prior = mean_and_spread(
+                [one["prior_deviation"] for one in spreads if one.get("prior_deviation")]
+            )[0]
+            bars.append(
+                Series(
+                    "under the posterior: √(V₀ / n₀)",
+                    names[: len(prior)],
+                    prior,
+                    style=method.style,
+                )
+            )
+        bars.append(
+            Series("of the personalised clients", names[: len(spread)], spread, style=SPREAD)
+        )
         most = max(range(len(bars[0].y)), key=lambda k: bars[0].y[k] or 0.0)
-        whose = "under the posterior, clients" if own.get("prior_deviation") else "the personalised clients"
+        whose = (
+            "under the posterior, clients"
+            if own.get("prior_deviation")
+            else "the personalised clients"
+        )
         about = f"{method.name}: {whose} differ most in {names[most]}, by {bars[0].y[most]:.3g} a weight."
         shown = Figure(
-            "layers", "", "tensor", "standard deviation of a weight", bars, kind="bars", log_y=len(bars) > 1, description=about
+            "layers",
+            "",
+            "tensor",
+            "standard deviation of a weight",
+            bars,
+            kind="bars",
+            log_y=len(bars) > 1,
+            description=about,
         )
         options[method.name] = figure(shown, about)
     order = sorted(options, key=lambda name: "√(V₀" not in str(options[name]["series"][0]["name"]))
     note = "Where do clients differ? The standard deviation of a weight between clients, for every tensor of the network."
-    return choices("layers", "Differences between clients, by layer", "method", {name: options[name] for name in order}, note)
+    return choices(
+        "layers",
+        "Differences between clients, by layer",
+        "method",
+        {name: options[name] for name in order},
+        note,
+    )
 
 
-def _mixtures(methods: Sequence[Method], key: str) -> list[tuple[Method, dict[str, Any], dict[str, Any]]]:
+def _mixtures(
+    methods: Sequence[Method], key: str
+) -> list[tuple[Method, dict[str, Any], dict[str, Any]]]:
     found = []
     for method in methods:
         evaluation = method.first.evaluation
@@ -73,8 +111,16 @@ def shared_prototypes(methods: Sequence[Method]) -> Plot | None:
         if K > 1 and max(abs(value - 1 / K) for row in c for value in row) < EQUAL:
             about = f"No client is nearer to one of the {K} prototypes than to another: they have become the same."
         for label, values, note in (
-            ("responsibilities c(j|i)", c, "How near each client's weights are to each prototype, as the E-step sees it."),
-            ("gate gⱼ(x)", gate, "Which prototype the gate chooses for each client's test examples, on average."),
+            (
+                "responsibilities c(j|i)",
+                c,
+                "How near each client's weights are to each prototype, as the E-step sees it.",
+            ),
+            (
+                "gate gⱼ(x)",
+                gate,
+                "Which prototype the gate chooses for each client's test examples, on average.",
+            ),
         ):
             options[f"{method.name}, {label}"] = heat(
                 "prototypes", label, [f"prototype {j}" for j in range(K)], [names[k] for k in order],
@@ -82,7 +128,11 @@ def shared_prototypes(methods: Sequence[Method]) -> Plot | None:
                 about, most=1,
             )  # fmt: skip
     return choices(
-        "prototypes", "Who shares a prototype?", "what", options, "Clients are ordered by the prototype they are nearest to."
+        "prototypes",
+        "Who shares a prototype?",
+        "what",
+        options,
+        "Clients are ordered by the prototype they are nearest to.",
     )
 
 
@@ -96,12 +146,19 @@ def prototype_use(methods: Sequence[Method]) -> Plot | None:
         kept, K = thinned(len(rounds), 320), len(rounds[0]["responsibilities"])
         x = [rounds[k]["round"] for k in kept]
         lines = [
-            Series(f"prototype {j}", x, [rounds[k]["responsibilities"][j] for k in kept], style=Style(COLOURS[j % len(COLOURS)]))
+            Series(
+                f"prototype {j}",
+                x,
+                [rounds[k]["responsibilities"][j] for k in kept],
+                style=Style(COLOURS[j % len(COLOURS)]),
+            )
             for j in range(K)
         ]
         last = rounds[-1]
         about = f"{method.name}: {last['effective_prototypes']:.2f} effective prototypes of {K} in the last round."
-        shown = Figure("use", "", "round", "share of the clients", lines, percent=True, description=about)
+        shown = Figure(
+            "use", "", "round", "share of the clients", lines, percent=True, description=about
+        )
         options[method.name] = figure(shown, about)
     return choices("use", "Use of the prototypes while training", "method", options)
 
@@ -113,7 +170,11 @@ def prototype_skill(methods: Sequence[Method]) -> Plot | None:
         accuracy, gate = own["prototype_accuracy"], own["gate_by_class"]
         K, classes = len(accuracy), len(accuracy[0])
         apart = [own["distances"][i][j] for i in range(K) for j in range(i)]
-        far = f"Distances between prototypes: {min(apart):.3g} to {max(apart):.3g}." if apart else "There is one prototype."
+        far = (
+            f"Distances between prototypes: {min(apart):.3g} to {max(apart):.3g}."
+            if apart
+            else "There is one prototype."
+        )
         for label, values in (("accuracy of each alone", accuracy), ("the gate's share", gate)):
             options[f"{method.name}, {label}"] = heat(
                 "skill", label, [f"prototype {j}" for j in range(K)], [str(k) for k in range(classes)], values,
@@ -129,7 +190,9 @@ def networks(methods: Sequence[Method]) -> Plot | None:
         evaluation = method.first.evaluation
         if evaluation and evaluation.get("shares"):
             shares, names = evaluation["shares"], evaluation["clients"]["client"]
-            order = sorted(range(len(shares)), key=lambda k: (shares[k].index(max(shares[k])), -max(shares[k])))
+            order = sorted(
+                range(len(shares)), key=lambda k: (shares[k].index(max(shares[k])), -max(shares[k]))
+            )
             options[method.name] = heat(
                 "networks", method.name, [f"network {j}" for j in range(len(shares[0]))], [names[k] for k in order],
                 [[shares[k][j] for k in order] for j in range(len(shares[0]))], ("network", "client", "weight"), "",

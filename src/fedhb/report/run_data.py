@@ -75,7 +75,9 @@ class RunData:
                 found[key] = self.dataset if key == "dataset" else value
         if self.settings.get("data") and self.named_by_data:  # then nobody asked for `num_clients`
             novel = self.settings.get("holdout_clients", 0)
-            found["num_clients"] = self.num_clients + novel if self.num_clients else "as in the data"
+            found["num_clients"] = (
+                self.num_clients + novel if self.num_clients else "as in the data"
+            )
         return found
 
     @property
@@ -97,10 +99,19 @@ class RunData:
     def trained_on(self) -> dict[str, Any]:
         """Which data, network and likelihood, as far as the folder tells and no seed changes it: settings name them at most."""
         result, problem = self.result or {}, self.problem
-        found: dict[str, Any] = {key: problem[key] for key in ("model", "head", "batch_norm", "input_shape") if key in problem}
-        if "likelihood" in problem:  # what targets are scaled by depends on who is held out, and so on the seed
+        found: dict[str, Any] = {
+            key: problem[key]
+            for key in ("model", "head", "batch_norm", "input_shape")
+            if key in problem
+        }
+        if (
+            "likelihood" in problem
+        ):  # what targets are scaled by depends on who is held out, and so on the seed
             own = problem["likelihood"]
-            found["likelihood"] = own["kind"], {k: v for k, v in own["settings"].items() if k not in ("centre", "scale", "noise")}
+            found["likelihood"] = (
+                own["kind"],
+                {k: v for k, v in own["settings"].items() if k not in ("centre", "scale", "noise")},
+            )
         if result.get("data"):
             found["data"] = sorted(result["data"].values())
         elif result:  # arrays, which have no hash
@@ -109,7 +120,9 @@ class RunData:
             found["split"], found["title"] = result.get("split"), result.get("dataset")
         if self.evaluation:
             found["network"] = self.evaluation["network"]
-        if self.rounds and "model" in problem and problem["model"] is None:  # a module of one's own, known by its class alone
+        if (
+            self.rounds and "model" in problem and problem["model"] is None
+        ):  # a module of one's own, known by its class alone
             found["sent"] = self.rounds[0].get("down_bytes")
         return found
 
@@ -146,20 +159,34 @@ def read_run(path: Path) -> RunData:
         text = (path / "settings.toml").read_text(encoding="utf-8")
         settings = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{path / 'settings.toml'} cannot be read ({error}): give the folder of a run") from None
+        raise InputError(
+            f"{path / 'settings.toml'} cannot be read ({error}): give the folder of a run"
+        ) from None
     if type(settings.get("seed", 0)) is not int:
-        raise InputError(f"{path / 'settings.toml'} has seed={settings['seed']!r}, which is no whole number: restore it")
+        raise InputError(
+            f"{path / 'settings.toml'} has seed={settings['seed']!r}, which is no whole number: restore it"
+        )
     first = text.partition("\n")[0]
     result = folder.result() if (path / "result.json").exists() else None
     evaluation = folder.read_json(EVALUATION) if (path / EVALUATION).exists() else None
     problem = folder.read_json(PROBLEM) if (path / PROBLEM).exists() else {}
-    return RunData(path, settings, first.partition("Versions: ")[2], folder.rounds(), result, evaluation, problem)
+    return RunData(
+        path,
+        settings,
+        first.partition("Versions: ")[2],
+        folder.rounds(),
+        result,
+        evaluation,
+        problem,
+    )
 
 
 def senseless(path: Path, error: BaseException) -> InputError:
     """What to say of a run whose files can be read, but lack what fedhb writes or hold something else in its place."""
     what = f"{type(error).__name__}: {reason(error)}"
-    return InputError(f"{path}: its files do not hold what fedhb writes ({what}): restore them, or leave this run out")
+    return InputError(
+        f"{path}: its files do not hold what fedhb writes ({what}): restore them, or leave this run out"
+    )
 
 
 def find(paths: Sequence[Path]) -> list[Path]:
@@ -169,11 +196,20 @@ def find(paths: Sequence[Path]) -> list[Path]:
         if (path / "settings.toml").is_file() and (path / "rounds.jsonl").exists():
             found.append(path)
             continue
-        inside = sorted(one.parent for one in path.glob("*/rounds.jsonl") if (one.parent / "settings.toml").is_file())
+        inside = sorted(
+            one.parent
+            for one in path.glob("*/rounds.jsonl")
+            if (one.parent / "settings.toml").is_file()
+        )
         if not inside:
-            raise InputError(f"{path} holds no run: give a folder that `fedhb train` or `fedhb compare` has written")
+            raise InputError(
+                f"{path} holds no run: give a folder that `fedhb train` or `fedhb compare` has written"
+            )
         order = {name: k for k, name in enumerate(_compared(path))}
-        found += sorted(inside, key=lambda one: (order.get(one.name.rpartition("-seed")[0], len(order)), one.name))
+        found += sorted(
+            inside,
+            key=lambda one: (order.get(one.name.rpartition("-seed")[0], len(order)), one.name),
+        )
     return list(dict.fromkeys(path.resolve() for path in found))
 
 
@@ -192,18 +228,27 @@ def read(paths: Sequence[Path], tell: Callable[[Path], None] = lambda path: None
         tell(path)
         run = read_run(path)
         try:
-            run.differs_in_seed_alone(run)  # before it meets others: nonsense should be told of the run that has it
+            run.differs_in_seed_alone(
+                run
+            )  # before it meets others: nonsense should be told of the run that has it
         except NONSENSE as error:
             raise senseless(path, error) from None
-        fitting = [group for group in groups if all(run.differs_in_seed_alone(other) for other in group)]
-        beside = [group for group in fitting if group[0].path.parent == path.parent]  # of one comparison, rather than of two
+        fitting = [
+            group for group in groups if all(run.differs_in_seed_alone(other) for other in group)
+        ]
+        beside = [
+            group for group in fitting if group[0].path.parent == path.parent
+        ]  # of one comparison, rather than of two
         if fitting:
             (beside or fitting)[0].append(run)
         else:
             groups.append([run])
     names = name_all([runs[0] for runs in groups])
     style = styles(names, [runs[0].algorithm for runs in groups])
-    return [Method(name, sorted(runs, key=lambda run: run.seed), style[name]) for name, runs in zip(names, groups, strict=True)]
+    return [
+        Method(name, sorted(runs, key=lambda run: run.seed), style[name])
+        for name, runs in zip(names, groups, strict=True)
+    ]
 
 
 def name_all(runs: Sequence[RunData]) -> list[str]:
@@ -211,11 +256,19 @@ def name_all(runs: Sequence[RunData]) -> list[str]:
     names = []
     for run in runs:
         others = [other for other in runs if other.algorithm == run.algorithm]
-        keys = [key for key in run.compared if any(other.compared.get(key) != run.compared[key] for other in others)]
-        own = ", ".join(f"{key.removeprefix(run.algorithm + '.')}={run.compared[key]}" for key in keys)
+        keys = [
+            key
+            for key in run.compared
+            if any(other.compared.get(key) != run.compared[key] for other in others)
+        ]
+        own = ", ".join(
+            f"{key.removeprefix(run.algorithm + '.')}={run.compared[key]}" for key in keys
+        )
         names.append(f"{run.algorithm} {own}".strip())
     return [
-        name if names.count(name) == 1 else f"{name} ({_place(run.path, [other.path for other in runs])})"
+        name
+        if names.count(name) == 1
+        else f"{name} ({_place(run.path, [other.path for other in runs])})"
         for name, run in zip(names, runs, strict=True)
     ]
 
@@ -223,11 +276,20 @@ def name_all(runs: Sequence[RunData]) -> list[str]:
 def _place(path: Path, every: Sequence[Path]) -> str:
     """A folder's name, with as many of those above it as tell it from the others."""
     ends = (path.parts[-count:] for count in range(1, len(path.parts)))
-    return "/".join(next((end for end in ends if sum(one.parts[-len(end) :] == end for one in every) == 1), path.parts))
+    return "/".join(
+        next(
+            (end for end in ends if sum(one.parts[-len(end) :] == end for one in every) == 1),
+            path.parts,
+        )
+    )
 
 
 def shared_settings(methods: Sequence[Method]) -> dict[str, Any]:
     """The settings of the federation that all runs have in common."""
     every = [run.compared for method in methods for run in method.runs]
-    first = {key: value for key, value in every[0].items() if "." not in key and key not in OF_THE_METHOD}
-    return {key: value for key, value in first.items() if all(one.get(key) == value for one in every)}
+    first = {
+        key: value for key, value in every[0].items() if "." not in key and key not in OF_THE_METHOD
+    }
+    return {
+        key: value for key, value in first.items() if all(one.get(key) == value for one in every)
+    }

@@ -8,7 +8,15 @@ from typing import Any
 
 from fedhb.engine.schedule import cohort_size
 from fedhb.report.run_data import Method, shared_settings
-from fedhb.report.tables import NAMES, algorithm_of, best_of, competes, metric_text, metrics_of, values
+from fedhb.report.tables import (
+    NAMES,
+    algorithm_of,
+    best_of,
+    competes,
+    metric_text,
+    metrics_of,
+    values,
+)
 from fedhb.report.wording import data_size, duration, escape, listed, number, plural
 
 Settings = dict[str, Any]
@@ -17,7 +25,11 @@ Settings = dict[str, Any]
 def title(methods: Sequence[Method]) -> str:
     """A heading."""
     names = [method.name for method in methods]
-    what = names[0] if len(names) == 1 else f"{plural(len(names), 'method', spelled=True)}".capitalize()
+    what = (
+        names[0]
+        if len(names) == 1
+        else f"{plural(len(names), 'method', spelled=True)}".capitalize()
+    )
     return f"{what} on {listed(datasets(methods))}"
 
 
@@ -38,12 +50,23 @@ def sentence(methods: Sequence[Method]) -> str:
         text += f", held by {plural(clients, 'client')}{dealing(methods, common)}"
     if {"fraction", "rounds"} <= common.keys():
         count = cohort_size(clients, common["fraction"]) if clients else None
-        each = f"{count} of them in each of " if count and count < clients else "all of them in each of " if clients else ""
+        each = (
+            f"{count} of them in each of "
+            if count and count < clients
+            else "all of them in each of "
+            if clients
+            else ""
+        )
         text += f", {each}{plural(common['rounds'], 'round')}"
         if "local_epochs" in common:
             text += f" of {plural(common['local_epochs'], 'local epoch')}"
     text += f"; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}."
-    unfinished = [f"{run.path.name} (round {len(run.rounds)})" for m in methods for run in m.runs if run.result is None]
+    unfinished = [
+        f"{run.path.name} (round {len(run.rounds)})"
+        for m in methods
+        for run in m.runs
+        if run.result is None
+    ]
     return text + (f" Not finished: {listed(unfinished)}." if unfinished else "")
 
 
@@ -82,10 +105,18 @@ def facts(methods: Sequence[Method]) -> list[tuple[str, str, str]]:
                 name = next(n for n, value in means.items() if value == best)
                 unit = " %" if main in ("accuracy", "coverage") else ""
                 what = f"{label} {NAMES.get(main, main).removesuffix(', %')}"
-                found.append((metric_text(main, best) + unit, what, f"best: {name}" if len(means) > 1 else name))
+                found.append(
+                    (
+                        metric_text(main, best) + unit,
+                        what,
+                        f"best: {name}" if len(means) > 1 else name,
+                    )
+                )
     results = [run.result for m in finished for run in m.finished if run.result]
     if results:
-        total = sum(r["communication"]["down_bytes"] + r["communication"]["up_bytes"] for r in results)
+        total = sum(
+            r["communication"]["down_bytes"] + r["communication"]["up_bytes"] for r in results
+        )
         train = sum(r["seconds"]["train"] for r in results)
         runs = plural(len(results), "run")
         found += [(data_size(total), "sent in all", runs), (duration(train), "of training", runs)]
@@ -96,9 +127,16 @@ def settings_table(methods: Sequence[Method]) -> str:
     """HTML: every setting, those that all methods share once."""
     common = shared_settings(methods)
     hidden = {key for key, value in common.items() if value in ("", 0, 0.0) and key != "seed"}
-    rows = [(key, [number(value)] * len(methods)) for key, value in common.items() if key not in hidden]
-    own = dict.fromkeys(key for m in methods for key in m.first.compared if key not in common and key != "algorithm")
-    rows += [(key, [number(m.first.compared[key]) if key in m.first.compared else "" for m in methods]) for key in own]
+    rows = [
+        (key, [number(value)] * len(methods)) for key, value in common.items() if key not in hidden
+    ]
+    own = dict.fromkeys(
+        key for m in methods for key in m.first.compared if key not in common and key != "algorithm"
+    )
+    rows += [
+        (key, [number(m.first.compared[key]) if key in m.first.compared else "" for m in methods])
+        for key in own
+    ]
     rows.append(("seeds", [", ".join(str(run.seed) for run in m.runs) for m in methods]))
     head = "".join(f'<th scope="col">{escape(m.name)}</th>' for m in methods)
     lines = []
@@ -133,7 +171,10 @@ def provenance(methods: Sequence[Method]) -> str:
     text = f"<table><caption>Runs</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     text += f"<p>Versions: {escape('; '.join(versions) or 'not recorded')}.</p>"
     if files:
-        hashes = "".join(f"<li>{escape(name)}: <code>{escape(digest[:16])}…</code></li>" for name, digest in files.items())
+        hashes = "".join(
+            f"<li>{escape(name)}: <code>{escape(digest[:16])}…</code></li>"
+            for name, digest in files.items()
+        )
         text += f"<p>Data, by SHA-256:</p><ul>{hashes}</ul>"
     return text
 
@@ -143,4 +184,8 @@ def _seconds(result: Settings | None, what: str) -> str:
 
 
 def _sent(result: Settings | None) -> str:
-    return data_size(result["communication"]["down_bytes"] + result["communication"]["up_bytes"]) if result else "–"
+    return (
+        data_size(result["communication"]["down_bytes"] + result["communication"]["up_bytes"])
+        if result
+        else "–"
+    )

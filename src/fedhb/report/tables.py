@@ -10,7 +10,14 @@ from fedhb.report.paper_numbers import Printed
 from fedhb.report.run_data import Method
 from fedhb.report.wording import data_size, duration, escape, listed
 
-NAMES = {"accuracy": "accuracy, %", "nll": "NLL", "brier": "Brier", "ece": "ECE", "rmse": "RMSE", "coverage": "coverage, %"}
+NAMES = {
+    "accuracy": "accuracy, %",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE",
+    "rmse": "RMSE",
+    "coverage": "coverage, %",
+}
 LONG = {
     "accuracy": "share of right predictions",
     "nll": "negative log-likelihood",
@@ -25,7 +32,13 @@ WORST = 5
 
 def metric_text(metric: str, value: float) -> str:
     """A metric's value, without unit."""
-    return f"{100 * value:.2f}" if metric in ("accuracy", "coverage") else f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
+    return (
+        f"{100 * value:.2f}"
+        if metric in ("accuracy", "coverage")
+        else f"{value:.4f}"
+        if abs(value) < 100
+        else f"{value:.4g}"
+    )
 
 
 def values(method: Method, task: str, metric: str) -> list[float]:
@@ -64,9 +77,7 @@ def remembered(algorithms: Iterable[str]) -> str:
     if not kept:
         return ""
     whose = " and ".join(f"{name} with {what}" for name, what in kept.items())
-    return (
-        f"clients predict by {whose} of their own, before personalisation too: what the server alone predicts, novel clients show"
-    )
+    return f"clients predict by {whose} of their own, before personalisation too: what the server alone predicts, novel clients show"
 
 
 def best_of(metric: str, means: Sequence[float]) -> float:
@@ -76,17 +87,23 @@ def best_of(metric: str, means: Sequence[float]) -> float:
     return max(means) if metric == "accuracy" else min(means)
 
 
-def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], novel: bool = False) -> str:
+def result_table(
+    methods: Sequence[Method], printed: Mapping[str, Printed], novel: bool = False
+) -> str:
     """HTML: a row per method; empty where no run has such a result."""
     prefix, metrics = ("novel_" if novel else ""), metrics_of(methods)
     columns = [(prefix + task, metric) for task in TASKS for metric in metrics]
     shown = [m for m in methods if any(values(m, task, metric) for task, metric in columns)]
     if not shown:
         return ""
-    means = {(m.name, *c): statistics.fmean(v) for m in shown for c in columns if (v := values(m, *c))}
+    means = {
+        (m.name, *c): statistics.fmean(v) for m in shown for c in columns if (v := values(m, *c))
+    }
     rivals = {c: [m for m in shown if competes(algorithm_of(m), c[0])] for c in columns}
     best = {
-        c: best_of(c[1], every) for c in columns if (every := [means[m.name, *c] for m in rivals[c] if (m.name, *c) in means])
+        c: best_of(c[1], every)
+        for c in columns
+        if (every := [means[m.name, *c] for m in rivals[c] if (m.name, *c) in means])
     }
     known = "" if novel else remembered(map(algorithm_of, shown))
     cost = [] if novel else ["sent per client and round", "training"]
@@ -99,8 +116,13 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
         + (f". Global prediction: {escape(known)}" if known else "")
         + ".</span></caption><thead>",
         '<tr><th rowspan="2" scope="col">method</th>'
-        + "".join(f'<th colspan="{len(metrics)}" scope="colgroup" class="task">{escape(name)}</th>' for name in TASKS.values())
-        + "".join(f'<th rowspan="2" scope="col" class="number">{escape(name)}</th>' for name in cost)
+        + "".join(
+            f'<th colspan="{len(metrics)}" scope="colgroup" class="task">{escape(name)}</th>'
+            for name in TASKS.values()
+        )
+        + "".join(
+            f'<th rowspan="2" scope="col" class="number">{escape(name)}</th>' for name in cost
+        )
         + "</tr><tr>"
         + "".join(
             f'<th scope="col" class="number{" first" if metric == metrics[0] else ""}">'
@@ -115,9 +137,20 @@ def result_table(methods: Sequence[Method], printed: Mapping[str, Printed], nove
                   printed.get(m.name, {}).get(c), c[1] == metrics[0])
             for c in columns
         ]  # fmt: skip
-        extra = [] if novel else [_sent(m), duration(statistics.fmean((r.result or {})["seconds"]["train"] for r in m.finished))]
+        extra = (
+            []
+            if novel
+            else [
+                _sent(m),
+                duration(
+                    statistics.fmean((r.result or {})["seconds"]["train"] for r in m.finished)
+                ),
+            ]
+        )
         head = f'<th scope="row"><span class="dot" style="background:{m.style.colour}"></span>{escape(m.name)}</th>'
-        lines.append(f"<tr>{head}{''.join(cells)}{''.join(f'<td class=number>{escape(text)}</td>' for text in extra)}</tr>")
+        lines.append(
+            f"<tr>{head}{''.join(cells)}{''.join(f'<td class=number>{escape(text)}</td>' for text in extra)}</tr>"
+        )
     return "\n".join([*lines, "</tbody></table>"])
 
 
@@ -133,11 +166,20 @@ def _split(methods: Sequence[Method]) -> str:
         found.setdefault(str((m.finished[0].result or {}).get("split")), []).append(m.name)
     if found.keys() <= {"test", "None"}:
         return ""
-    whose = [f"{split} examples" + (f" ({listed(names)})" if len(found) > 1 else "") for split, names in found.items()]
+    whose = [
+        f"{split} examples" + (f" ({listed(names)})" if len(found) > 1 else "")
+        for split, names in found.items()
+    ]
     return escape(f", on {listed(whose)}")
 
 
-def _cell(found: Sequence[float], metric: str, best: bool, paper: tuple[float, float | None] | None, first: bool) -> str:
+def _cell(
+    found: Sequence[float],
+    metric: str,
+    best: bool,
+    paper: tuple[float, float | None] | None,
+    first: bool,
+) -> str:
     if not found:
         return '<td class="number">–</td>'
     text = metric_text(metric, statistics.fmean(found))
@@ -165,7 +207,11 @@ def worst_clients(method: Method) -> str:
     main = keys[0].partition("_")[2]
     before, after = (per_client[f"{task}_{main}"] for task in ("global", "personalised"))
     names = per_client.get("client", list(range(len(before))))
-    order = sorted((k for k in range(len(after)) if after[k] is not None), key=lambda k: after[k], reverse=main == "rmse")[:WORST]
+    order = sorted(
+        (k for k in range(len(after)) if after[k] is not None),
+        key=lambda k: after[k],
+        reverse=main == "rmse",
+    )[:WORST]
     clients = (run.evaluation or {}).get("clients") or {}
     place = {name: k for k, name in enumerate(clients.get("client", []))}
     rows = []
@@ -173,18 +219,24 @@ def worst_clients(method: Method) -> str:
         about = ""
         if names[k] in place and clients.get("labels"):
             labels = clients["labels"][place[names[k]]]
-            held = sorted((label for label, count in enumerate(labels) if count), key=lambda label: -labels[label])
-            about = ", ".join(f"{label} ({labels[label]})" for label in held[:6]) + (" …" if len(held) > 6 else "")
+            held = sorted(
+                (label for label, count in enumerate(labels) if count),
+                key=lambda label: -labels[label],
+            )
+            about = ", ".join(f"{label} ({labels[label]})" for label in held[:6]) + (
+                " …" if len(held) > 6 else ""
+            )
         size = clients["sizes"][place[names[k]]] if names[k] in place else ""
         cells = [metric_text(main, before[k]), metric_text(main, after[k]), str(size)]
-        body = "".join(f"<td class=number>{escape(cell)}</td>" for cell in cells) + (f"<td>{escape(about)}</td>" if about else "")
+        body = "".join(f"<td class=number>{escape(cell)}</td>" for cell in cells) + (
+            f"<td>{escape(about)}</td>" if about else ""
+        )
         rows.append(f'<tr><th scope="row">{escape(str(names[k]))}</th>{body}</tr>')
     head = ["client", f"global {NAMES.get(main, main)}", "personalised", "training examples"]
     head += ["labels (examples)"] if clients.get("labels") else []
     titles = "".join(
-        f'<th scope="col"{"" if k in (0, 4) else " class=number"}>{escape(text)}</th>' for k, text in enumerate(head)
+        f'<th scope="col"{"" if k in (0, 4) else " class=number"}>{escape(text)}</th>'
+        for k, text in enumerate(head)
     )
     caption = f"The clients that {escape(method.name)} serves worst, seed {run.seed}"
-    return (
-        f"<table><caption><span>{caption}</span></caption><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    return f"<table><caption><span>{caption}</span></caption><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

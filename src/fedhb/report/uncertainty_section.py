@@ -20,7 +20,9 @@ REJECTION = "The least certain predictions are rejected first: a model that know
 
 def records(method: Method, task: str, kind: str) -> list[dict[str, Any]]:
     """What the runs of a method have recorded of a kind: reliability, coverage, rejection or entropy."""
-    found = [((run.evaluation or {}).get("uncertainty") or {}).get(task) or {} for run in method.runs]
+    found = [
+        ((run.evaluation or {}).get("uncertainty") or {}).get(task) or {} for run in method.runs
+    ]
     return [one[kind] for one in found if kind in one]
 
 
@@ -39,7 +41,9 @@ def plots(methods: Sequence[Method]) -> list[Plot]:
 
 
 def _by_task(name: str, title: str, draw: Any, methods: Sequence[Method], note: str) -> Plot | None:
-    options = {label: plot for task, label in TASKS.items() if (plot := draw(methods, task)) is not None}
+    options = {
+        label: plot for task, label in TASKS.items() if (plot := draw(methods, task)) is not None
+    }
     return choices(name, title, "prediction", options, note)
 
 
@@ -49,13 +53,25 @@ def reliability(methods: Sequence[Method], task: str) -> Plot | None:
     for method in methods:
         parts = records(method, task, "reliability")
         if parts:
-            count, right, confident = (_total(part[key] for part in parts) for key in ("count", "right", "confidence"))
+            count, right, confident = (
+                _total(part[key] for part in parts) for key in ("count", "right", "confidence")
+            )
             kept = [k for k, n in enumerate(count) if n >= 10]
             x, y = [confident[k] / count[k] for k in kept], [right[k] / count[k] for k in kept]
             lines.append(Series(method.name, x, y, style=method.style))
             over = (sum(confident) - sum(right)) / sum(count)
-            gaps.append(f"{method.name} is {abs(100 * over):.1f} points too {'sure' if over > 0 else 'unsure'}")
-    shown = Figure("reliability", "", "confidence", "accuracy", lines, percent=True, description=f"On average {listed(gaps)}.")
+            gaps.append(
+                f"{method.name} is {abs(100 * over):.1f} points too {'sure' if over > 0 else 'unsure'}"
+            )
+    shown = Figure(
+        "reliability",
+        "",
+        "confidence",
+        "accuracy",
+        lines,
+        percent=True,
+        description=f"On average {listed(gaps)}.",
+    )
     return figure(shown, diagonal=True, x_percent=True) if lines else None
 
 
@@ -67,8 +83,19 @@ def coverage(methods: Sequence[Method], task: str) -> Plot | None:
         if parts:
             means, spreads = mean_and_spread([part["held"] for part in parts])
             lines.append(Series(method.name, parts[0]["level"], means, spreads, method.style))
-    ends = [f"{line.name}'s 90 % intervals hold {100 * (line.y[17] or 0):.0f} % of the targets" for line in lines]
-    shown = Figure("coverage", "", "level of the interval", "targets in it", lines, percent=True, description=listed(ends) + ".")
+    ends = [
+        f"{line.name}'s 90 % intervals hold {100 * (line.y[17] or 0):.0f} % of the targets"
+        for line in lines
+    ]
+    shown = Figure(
+        "coverage",
+        "",
+        "level of the interval",
+        "targets in it",
+        lines,
+        percent=True,
+        description=listed(ends) + ".",
+    )
     return figure(shown, diagonal=True, x_percent=True) if lines else None
 
 
@@ -82,14 +109,30 @@ def confidence(methods: Sequence[Method], task: str) -> Plot | None:
             count = _total(part["count"] for part in parts)
             first = next((k for k, n in enumerate(count) if n), 0)
             names = [f"{100 * (k + 0.5) / len(count):.0f} %" for k in range(len(count))]
-            groups.append((first, Series(method.name, names, [n / sum(count) for n in count], style=method.style)))
+            groups.append(
+                (
+                    first,
+                    Series(method.name, names, [n / sum(count) for n in count], style=method.style),
+                )
+            )
             sure.append(f"{method.name} {100 * count[-1] / sum(count):.0f} %")
     if not groups:
         return None
     begin = min(first for first, _ in groups)
     lines = [Series(s.name, names[begin:], list(s.y)[begin:], style=s.style) for _, s in groups]
     about = f"Share of predictions in the surest bin: {listed(sure)}."
-    return figure(Figure("confidence", "", "confidence", "test examples", lines, kind="bars", percent=True, description=about))
+    return figure(
+        Figure(
+            "confidence",
+            "",
+            "confidence",
+            "test examples",
+            lines,
+            kind="bars",
+            percent=True,
+            description=about,
+        )
+    )
 
 
 def rejection(methods: Sequence[Method], task: str, what: str) -> Plot | None:
@@ -103,7 +146,9 @@ def rejection(methods: Sequence[Method], task: str, what: str) -> Plot | None:
             gains.append(f"{method.name} goes from {means[0]:.3g} to {means[8]:.3g}")
     label = f"{'accuracy' if what == 'accuracy' else 'RMSE'} of the rest"
     about = f"{label[0].upper()}{label[1:]} when a fifth is rejected: {listed(gains)}."
-    shown = Figure("rejection", "", "rejected", label, lines, percent=what == "accuracy", description=about)
+    shown = Figure(
+        "rejection", "", "rejected", label, lines, percent=what == "accuracy", description=about
+    )
     return figure(shown, x_percent=True) if lines else None
 
 
@@ -116,7 +161,13 @@ def entropy(methods: Sequence[Method]) -> Plot | None:
             if parts:
                 options[f"{method.name}, {label}"] = _histograms(parts)
     note = "Predictions for inputs unlike the data should be less certain: their entropy should lie further to the right."
-    return choices("entropy", "Entropy on familiar and on unseen inputs", "method and prediction", options, note)
+    return choices(
+        "entropy",
+        "Entropy on familiar and on unseen inputs",
+        "method and prediction",
+        options,
+        note,
+    )
 
 
 def _histograms(parts: Sequence[Mapping[str, Any]]) -> Plot:
@@ -136,7 +187,16 @@ def _histograms(parts: Sequence[Mapping[str, Any]]) -> Plot:
         f"Mean entropy {first['familiar_mean']:.2f} nats on familiar data and {first['unseen_mean']:.2f} on {first['what']}; "
         f"entropy tells the two apart with an area under the ROC curve of {score:.2f} (0.5: not at all, 1: always)."
     )
-    shown = Figure("entropy", "", "entropy, nats", "predictions", bars, kind="bars", percent=True, description=about)
+    shown = Figure(
+        "entropy",
+        "",
+        "entropy, nats",
+        "predictions",
+        bars,
+        kind="bars",
+        percent=True,
+        description=about,
+    )
     return figure(shown, about, touching=True)
 
 

@@ -8,7 +8,22 @@ from typing import Any
 
 __all__ = ["data_size", "duration", "escape", "listed", "number", "plural"]
 
-FEW = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen")
+FEW = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+)
 
 
 def plural(count: int, word: str, words: str | None = None, spelled: bool = False) -> str:

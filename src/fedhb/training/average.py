@@ -29,7 +29,14 @@ class Iterates:
         segments: their number.
     """
 
-    def __init__(self, weights: Weights, with_head: bool, examples: Sequence[int], burn_in: float, segments: int):
+    def __init__(
+        self,
+        weights: Weights,
+        with_head: bool,
+        examples: Sequence[int],
+        burn_in: float,
+        segments: int,
+    ):
         self.parts = [weights.theta, weights.head] if with_head else [weights.theta]
         self.examples, self.burn_in, self.segments = list(examples), burn_in, segments
         self.seen = [0] * len(self.examples)
@@ -58,7 +65,9 @@ class Iterates:
             return self.segments - 1
         share = self.seen[c] / self.examples[c] - self.burn_in
         # a bound belongs to the segment before it, whichever way the division rounds
-        return math.ceil(share / (1.0 - self.burn_in) * self.segments - 1e-9) - 1 if share > 0 else -1
+        return (
+            math.ceil(share / (1.0 - self.burn_in) * self.segments - 1e-9) - 1 if share > 0 else -1
+        )
 
     def averages(self, c: int) -> list[Tensor]:
         """The averages [d] or [d + h] of a client's segments; one too short to hold a step has none."""
@@ -71,5 +80,9 @@ class Iterates:
     def settle(self) -> None:
         """Make the weights what was averaged last."""
         for c in range(len(self.examples)):
-            for part, mean in zip(self.parts, self.averages(c)[-1].split([part.shape[1] for part in self.parts]), strict=True):
+            for part, mean in zip(
+                self.parts,
+                self.averages(c)[-1].split([part.shape[1] for part in self.parts]),
+                strict=True,
+            ):
                 part[c] = mean

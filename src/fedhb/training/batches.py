@@ -40,7 +40,9 @@ class Batch:
     valid: Tensor | None
     generators: Sequence[torch.Generator]
     last_epoch: bool
-    _prepared: dict[int, tuple[Tensor, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _prepared: dict[int, tuple[Tensor, int]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def inputs(self, network: Network) -> Tensor:
         """x as the network takes it, prepared once for all networks with the same scaling (a model and its gate)."""
@@ -53,7 +55,9 @@ class Batch:
         return x
 
 
-def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool = False) -> Iterator[Batch]:
+def batches(
+    clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool = False
+) -> Iterator[Batch]:
     """Shuffled minibatches of all clients, `plan.epochs` times through each client's data.
 
     A client out of batches takes no part in the rest of the epoch. With `merge_single` a last batch of one example joins
@@ -61,22 +65,37 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
     """
     ids, sizes = clients.ids.tolist(), clients.sizes.tolist()
     if merge_single and plan.batch_size == 1:
-        raise InputError("batch_size=1, and batch norm cannot train on one example: give at least 2")
+        raise InputError(
+            "batch_size=1, and batch norm cannot train on one example: give at least 2"
+        )
     if merge_single:
         refuse_single(clients)
     # the order of the examples is the same for every method, whatever else it draws: dropout, crops, a module's own noise
     orders, generators = [rng(i, "order") for i in ids], [rng(i, "noise") for i in ids]
     device = clients.train.x.device
     width = plan.batch_size
-    bounds, offsets = [batch_bounds(n, width, merge_single) for n in sizes], clients.train.offsets.tolist()
-    steps = [[k for k, b in enumerate(bounds) if s < len(b)] for s in range(max(len(b) for b in bounds))]
-    counts = [[bounds[k][s][1] - bounds[k][s][0] for k in positions] for s, positions in enumerate(steps)]
+    bounds, offsets = (
+        [batch_bounds(n, width, merge_single) for n in sizes],
+        clients.train.offsets.tolist(),
+    )
+    steps = [
+        [k for k, b in enumerate(bounds) if s < len(b)] for s in range(max(len(b) for b in bounds))
+    ]
+    counts = [
+        [bounds[k][s][1] - bounds[k][s][0] for k in positions] for s, positions in enumerate(steps)
+    ]
     shapes = [(len(c), max(c)) for c in counts]
-    valid = [None if min(c) == max(c) else torch.arange(max(c)) < torch.tensor(c).unsqueeze(1) for c in counts]
+    valid = [
+        None if min(c) == max(c) else torch.arange(max(c)) < torch.tensor(c).unsqueeze(1)
+        for c in counts
+    ]
     valid = [None if v is None else v.to(torch.float32).to(device) for v in valid]
     active = [slice(0, len(p)) if p == list(range(len(p))) else torch.tensor(p) for p in steps]
     for epoch in range(plan.epochs):
-        shuffled = [offsets[k] + torch.randperm(n, generator=g) for k, (n, g) in enumerate(zip(sizes, orders, strict=True))]
+        shuffled = [
+            offsets[k] + torch.randperm(n, generator=g)
+            for k, (n, g) in enumerate(zip(sizes, orders, strict=True))
+        ]
         parts = [
             # padding repeats the first example: any finite input will do, its weight is zero
             torch.cat([p, p[:1].expand(most - len(p))]) if len(p) < most else p
@@ -84,11 +103,16 @@ def batches(clients: Clients, plan: Plan, rng: Randomness, *, merge_single: bool
             for p in (shuffled[k][slice(*bounds[k][s])] for k in positions)
         ]
         held = torch.cat(parts)  # of all steps: one transfer to the device, if it is another one
-        places, rows = (v.to(device).split([a * b for a, b in shapes]) for v in (held, clients.train.rows[held]))
+        places, rows = (
+            v.to(device).split([a * b for a, b in shapes]) for v in (held, clients.train.rows[held])
+        )
         for s, positions in enumerate(steps):
             own = [generators[k] for k in positions]
             # whole rows are copied by index_select; x[rows] would fetch them number by number
-            x, y = (pool.index_select(0, rows[s]).unflatten(0, shapes[s]) for pool in (clients.train.x, clients.train.y))
+            x, y = (
+                pool.index_select(0, rows[s]).unflatten(0, shapes[s])
+                for pool in (clients.train.x, clients.train.y)
+            )
             if clients.augment:
                 x = crop_and_flip(x, own, counts[s])
             yield Batch(
@@ -111,7 +135,9 @@ def batch_bounds(n: int, width: int, merge_single: bool) -> list[tuple[int, int]
     return list(zip(starts, [*starts[1:], n], strict=True))
 
 
-def crop_and_flip(x: Tensor, generators: Sequence[torch.Generator], counts: Sequence[int], padding: int = 4) -> Tensor:
+def crop_and_flip(
+    x: Tensor, generators: Sequence[torch.Generator], counts: Sequence[int], padding: int = 4
+) -> Tensor:
     """Random crops after padding with zeros, and random horizontal flips, of images x [A, B, c, h, w], drawn per client."""
     most, (height, width) = x.shape[1], x.shape[-2:]
     padded = functional.pad(x, [padding] * 4)
@@ -122,8 +148,12 @@ def crop_and_flip(x: Tensor, generators: Sequence[torch.Generator], counts: Sequ
         flip[k, :count] = torch.randint(2, (count,), generator=generator)
     rows = top.unsqueeze(-1) + torch.arange(height)
     columns = torch.arange(width).expand(len(x), most, width)
-    columns = left.unsqueeze(-1) + torch.where(flip.bool().unsqueeze(-1), width - 1 - columns, columns)
+    columns = left.unsqueeze(-1) + torch.where(
+        flip.bool().unsqueeze(-1), width - 1 - columns, columns
+    )
     client = torch.arange(len(x)).view(-1, 1, 1, 1)
     example = torch.arange(most).view(1, -1, 1, 1)
-    moved = padded.movedim(2, -1)[client, example, rows.unsqueeze(-1), columns.unsqueeze(-2)]  # [A, B, h, w, c]
+    moved = padded.movedim(2, -1)[
+        client, example, rows.unsqueeze(-1), columns.unsqueeze(-2)
+    ]  # [A, B, h, w, c]
     return moved.movedim(-1, 2)

@@ -93,10 +93,18 @@ class Descent:
         for part, columns in self._parts(x.shape[1]):
             block = _Block(x[:, part], None if m is None else m[:, part])
             if self.pull is not None:
-                keep, stiffness = (_cut(values, active, columns) for values in (self.keep, self.stiffness))
-                block.keep, block.stiffness, block.points = _number(keep), _number(stiffness), self.pull.target[..., part]
+                keep, stiffness = (
+                    _cut(values, active, columns) for values in (self.keep, self.stiffness)
+                )
+                block.keep, block.stiffness, block.points = (
+                    _number(keep),
+                    _number(stiffness),
+                    self.pull.target[..., part],
+                )
                 if self.pull.shares is None:
-                    block.offset = -stiffness * _cut(torch.atleast_2d(self.pull.target), active, part)
+                    block.offset = -stiffness * _cut(
+                        torch.atleast_2d(self.pull.target), active, part
+                    )
             found.append(block)
         if isinstance(active, slice):
             self._cut[active.stop] = found
@@ -116,15 +124,30 @@ class Descent:
         """x <- keep x + stiffness (m - target), with m = 0 where there is none."""
         m, x, keep, stiffness = block.m, block.x, block.keep, block.stiffness
         if block.offset is not None:
-            _add_scaled(block.offset if m is None else _add_scaled(block.offset, m, stiffness), x, keep, out=x)
+            _add_scaled(
+                block.offset if m is None else _add_scaled(block.offset, m, stiffness),
+                x,
+                keep,
+                out=x,
+            )
         elif isinstance(stiffness, float) and isinstance(keep, float):
             if m is None:
                 torch.addmm(x, self._shares, block.points, beta=keep, alpha=-stiffness, out=x)
             else:
-                torch.add(torch.addmm(m, self._shares, block.points, beta=stiffness, alpha=-stiffness), x, alpha=keep, out=x)
+                torch.add(
+                    torch.addmm(m, self._shares, block.points, beta=stiffness, alpha=-stiffness),
+                    x,
+                    alpha=keep,
+                    out=x,
+                )
         else:
             points = torch.mm(self._shares, block.points)
-            _add_scaled((points.neg_() if m is None else torch.sub(m, points, out=points)).mul_(stiffness), x, keep, out=x)
+            _add_scaled(
+                (points.neg_() if m is None else torch.sub(m, points, out=points)).mul_(stiffness),
+                x,
+                keep,
+                out=x,
+            )
 
 
 @dataclass
@@ -150,7 +173,9 @@ def _number(values: Tensor) -> Tensor | float:
     return float(values) if values.numel() == 1 else values
 
 
-def _add_scaled(base: Tensor, values: Tensor, scale: Tensor | float, out: Tensor | None = None) -> Tensor:
+def _add_scaled(
+    base: Tensor, values: Tensor, scale: Tensor | float, out: Tensor | None = None
+) -> Tensor:
     """base + scale values."""
     if isinstance(scale, float):
         return torch.add(base, values, alpha=scale, out=out)

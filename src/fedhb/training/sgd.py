@@ -50,7 +50,13 @@ class Sgd:
         self._counts: dict[tuple[int, ...], Tensor] = {}
         self._watch = Watch(len(weights.theta), weights.theta.device)
 
-    def step(self, batch: Batch, likelihood: Likelihood, y: Tensor | None = None, example_weights: Tensor | None = None) -> None:
+    def step(
+        self,
+        batch: Batch,
+        likelihood: Likelihood,
+        y: Tensor | None = None,
+        example_weights: Tensor | None = None,
+    ) -> None:
         """One step of every active client on its batch; the arguments are those of `gradients`."""
         active = batch.active
         for part in self._parts:
@@ -61,7 +67,10 @@ class Sgd:
         for part, gradient in zip(self._parts, into, strict=True):
             part.step(active, gradient)
         if not isinstance(active, slice) and not self.plan.momentum:
-            self.weights.theta[active], self.weights.head[active] = bound.weights.theta, bound.weights.head
+            self.weights.theta[active], self.weights.head[active] = (
+                bound.weights.theta,
+                bound.weights.head,
+            )
 
     def gradients(
         self,
@@ -96,7 +105,9 @@ class Sgd:
 
     def _active(self, active: slice | Tensor) -> Weights:
         """The weights of the active clients: views where `active` is a slice."""
-        return Weights(self.weights.theta[active], self.weights.head[active], self.weights.buffers[active])
+        return Weights(
+            self.weights.theta[active], self.weights.head[active], self.weights.buffers[active]
+        )
 
     def _bind(self, active: slice | Tensor) -> tuple[Bound, list[Tensor]]:
         """The active clients' weights, and where their gradients go: to the velocities, or without momentum to the weights."""
@@ -135,11 +146,22 @@ class Sgd:
             target = y[rows, :width]
             valid = None if client is not None else batch.valid
             if batch.last_epoch:
-                who = active if client is None else active[rows] if isinstance(active, Tensor) else rows
+                who = (
+                    active
+                    if client is None
+                    else active[rows]
+                    if isinstance(active, Tensor)
+                    else rows
+                )
                 self._watch.see(likelihood, who, outputs, target, valid)
             found = slope(likelihood, outputs, target) * shares[rows]
-            for factor in (valid, None if example_weights is None else example_weights[rows, :width]):
-                found = found if factor is None else found.mul_(factor.to(found.dtype).unsqueeze(-1))
+            for factor in (
+                valid,
+                None if example_weights is None else example_weights[rows, :width],
+            ):
+                found = (
+                    found if factor is None else found.mul_(factor.to(found.dtype).unsqueeze(-1))
+                )
             return found
 
         # the thinned m: dropped columns are zero for this step, and have no gradient
@@ -149,7 +171,11 @@ class Sgd:
         for column in columns:
             column.zero_()
         # a module that does not know the client axis may draw random numbers of its own
-        seeds = [] if self.network.batches_clients else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
+        seeds = (
+            []
+            if self.network.batches_clients
+            else [int(torch.randint(2**31, (), generator=g)) for g in batch.generators]
+        )
         x, how = batch.inputs(self.network), {"keep": keep, "scale": scale}
         bound.differentiate(x, descend, counts=batch.counts, seeds=seeds, training=training, **how)
         for column, place, (weight, before) in zip(columns, sunk, kept, strict=True):
@@ -205,7 +231,11 @@ def train(
     """
     solver = Sgd(network, start, plan, pull=pull, head_pull=head_pull, p_do=p_do)
     for batch in batches(clients, plan, rng, merge_single=network.has_batch_norm):
-        solver.step(batch, likelihood, example_weights=None if example_weights is None else example_weights[batch.held])
+        solver.step(
+            batch,
+            likelihood,
+            example_weights=None if example_weights is None else example_weights[batch.held],
+        )
         if beside is not None:
             beside(batch, solver.weights.theta[batch.active])
     return solver.weights, solver.report() | {"examples": clients.sizes.double()}

@@ -45,7 +45,9 @@ def in_as_many_steps(
 ) -> Personalised:
     """`personalise` for clients of like factors together, put back in their order."""
     wanted = factors(clients.sizes, plan, problem.federation)
-    groups = [[c for c, own in enumerate(wanted) if own == factor] for factor in sorted(set(wanted))]
+    groups = [
+        [c for c, own in enumerate(wanted) if own == factor] for factor in sorted(set(wanted))
+    ]
     arrays = []
     for rows in groups:
         kept = {key: value[rows] for key, value in memory.items()}
@@ -56,4 +58,6 @@ def in_as_many_steps(
             found["buffers"] = (n * found["buffers"] + COUNT * server["buffers"]) / (n + COUNT)
         arrays.append(found)
     order = torch.tensor([c for rows in groups for c in rows]).argsort()
-    return Personalised(problem, **{key: torch.cat([one[key] for one in arrays])[order] for key in arrays[0]})
+    return Personalised(
+        problem, **{key: torch.cat([one[key] for one in arrays])[order] for key in arrays[0]}
+    )

@@ -55,13 +55,17 @@ def reach(sizes: Sequence[int], plan: Plan, precision: Tensor, merge_single: boo
 
 def _reach(n: int, plan: Plan, precision: np.ndarray, merge_single: bool) -> np.ndarray:
     """The same [1 + 3 L] of a client with n examples."""
-    batches = np.diff([0, *(stop for _, stop in batch_bounds(n, plan.batch_size, merge_single))]).reshape(-1, 1)
+    batches = np.diff(
+        [0, *(stop for _, stop in batch_bounds(n, plan.batch_size, merge_single))]
+    ).reshape(-1, 1)
     if plan.epochs * len(batches) >= FEW:
         return np.zeros(1 + 3 * len(precision))
     pull = precision / n
     keep, found = 1.0 / (1.0 + plan.lr * pull), []
     v, m = np.ones_like(pull), np.zeros_like(pull)
-    for _ in range(plan.epochs * len(batches)):  # what a unit slope in the first step has moved by then: proximal.py
+    for _ in range(
+        plan.epochs * len(batches)
+    ):  # what a unit slope in the first step has moved by then: proximal.py
         v = keep * (v + pull * m)
         m = m - plan.lr * v
         v = plan.momentum * v

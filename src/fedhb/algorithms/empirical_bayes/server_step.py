@@ -50,7 +50,9 @@ def begin(vectors: list[Tensor]) -> Arrays:
     return {LAST: torch.zeros_like(torch.cat(vectors)), FACTOR: torch.ones_like(vectors[0][:1])}
 
 
-def relaxed(server: Arrays, new: Arrays, keys: list[str], way: tuple[Tensor, Tensor] | None = None) -> Arrays:
+def relaxed(
+    server: Arrays, new: Arrays, keys: list[str], way: tuple[Tensor, Tensor] | None = None
+) -> Arrays:
     """The new vectors under these keys moved on along their step, and what is kept for the next one; on this `way` (`lengths`)
     each weight goes omega_l times as far at least, and loses its share of what it was."""
     steps = {key: new[key] - server[key] for key in keys}
@@ -58,10 +60,16 @@ def relaxed(server: Arrays, new: Arrays, keys: list[str], way: tuple[Tensor, Ten
     omega = factor(g, server[LAST], server[FACTOR].item())
     kept = {LAST: g, FACTOR: torch.full_like(server[FACTOR], omega)}
     if way is None:
-        return {key: server[key] + omega * step for key, step in steps.items()} | kept if omega != 1.0 else kept
+        return (
+            {key: server[key] + omega * step for key, step in steps.items()} | kept
+            if omega != 1.0
+            else kept
+        )
     moved, sizes = way[0].clamp_min(omega).to(g) * g, [len(step) for step in steps.values()]
     moved -= way[1].to(g) * torch.cat([server[key] for key in keys])
-    return {key: server[key] + own for key, own in zip(keys, moved.split(sizes), strict=True)} | kept
+    return {
+        key: server[key] + own for key, own in zip(keys, moved.split(sizes), strict=True)
+    } | kept
 
 
 def factor(g: Tensor, before: Tensor, omega: float) -> float:
@@ -73,9 +81,13 @@ def factor(g: Tensor, before: Tensor, omega: float) -> float:
     return min(LONGEST, max(SHORTEST, omega / (1.0 - r))) if r < 1.0 else LONGEST
 
 
-def lengths(server: Arrays, summary: Arrays, counts: Sequence[int], precision: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def lengths(
+    server: Arrays, summary: Arrays, counts: Sequence[int], precision: Tensor, share: float
+) -> tuple[Tensor, Tensor]:
     """omega_l and 1 - e^{-t c_l} with this precision 1/u [L] and c = share / u in the body, for each weight [d + h]."""
-    body = torch.tensor(counts, device=precision.device).cumsum(0) <= len(server["m0"])  # mu is the body's alone
+    body = torch.tensor(counts, device=precision.device).cumsum(0) <= len(
+        server["m0"]
+    )  # mu is the body's alone
     time = max(0.0, float(summary["curvature"][1] / summary["count"]))  # a client may say anything
     decay = share * precision * body
     omega = along(steepness(server["evidence"], counts), precision, time, decay)
@@ -86,7 +98,9 @@ def along(curvature: Tensor, precision: Tensor, time: float, decay: Tensor | flo
     """omega_l [L] of clients that trained for this time, by their losses' curvature and the prior's precision [L]."""
     if time <= 0.0:
         return torch.ones_like(precision)
-    return (_way(curvature + decay, time) / _way(curvature + precision, time)).clamp(SHORTEST, LONGEST)
+    return (_way(curvature + decay, time) / _way(curvature + precision, time)).clamp(
+        SHORTEST, LONGEST
+    )
 
 
 def _way(x: Tensor, time: float) -> Tensor:

@@ -57,7 +57,10 @@ TINY = 1e-12
 
 def layer_sizes(network: Network, with_head: bool) -> list[int]:
     """d_l: the weights of each tensor of the body, and of the head."""
-    return [slot.stop - slot.start for slot in (*network.body_slots, *(network.head_slots if with_head else ()))]
+    return [
+        slot.stop - slot.start
+        for slot in (*network.body_slots, *(network.head_slots if with_head else ()))
+    ]
 
 
 def spread(values: Tensor, counts: Sequence[int]) -> Tensor:
@@ -97,7 +100,11 @@ def personal_variance(seen: Tensor, counts: Sequence[int]) -> Tensor:
 def directions(seen: Tensor, counts: Sequence[int]) -> Tensor:
     """k [L]."""
     h, size = _curvature(seen).clamp_min(TINY), torch.tensor(counts).to(seen)
-    return (h.square() * seen[2].clamp_min(1.0) / seen[4].clamp_min(TINY**2)).clamp_min(1.0).minimum(size)
+    return (
+        (h.square() * seen[2].clamp_min(1.0) / seen[4].clamp_min(TINY**2))
+        .clamp_min(1.0)
+        .minimum(size)
+    )
 
 
 def steepness(seen: Tensor, counts: Sequence[int]) -> Tensor:
@@ -107,10 +114,16 @@ def steepness(seen: Tensor, counts: Sequence[int]) -> Tensor:
 
 def unlearned(V0: Tensor) -> Arrays:
     """What the server holds before the first round: V0 [L] for both uses, and no evidence."""
-    return {"V0": V0, PERSONAL: V0.clone(), "evidence": V0.new_zeros(5, len(V0), dtype=torch.float64)} | nothing(V0)
+    return {
+        "V0": V0,
+        PERSONAL: V0.clone(),
+        "evidence": V0.new_zeros(5, len(V0), dtype=torch.float64),
+    } | nothing(V0)
 
 
-def learn(server: Arrays, summary: Arrays, counts: Sequence[int], n0: float, examples: float, most: float) -> Arrays:
+def learn(
+    server: Arrays, summary: Arrays, counts: Sequence[int], n0: float, examples: float, most: float
+) -> Arrays:
     """V0 [L] = n0 u for both uses, by the evidence of all clients that have answered, under the m0 that each received.
 
     What the gradients of clients with so many examples say counts up to `most`, what u is before anything is known.
@@ -121,8 +134,15 @@ def learn(server: Arrays, summary: Arrays, counts: Sequence[int], n0: float, exa
     seen = server["evidence"] + torch.stack(rows)
     new, personal = {"evidence": seen}, personal_variance(seen, counts)
     if GRADIENTS in server:  # not in runs that were begun without
-        new[GRADIENTS] = sums = server[GRADIENTS] + seen_gradients(s, common(summary, counts), count, found[2 + 2 * L :])
-        told = variance(sums, _curvature(seen).clamp_min(TINY), steepness(seen, counts).clamp_min(TINY), examples)
+        new[GRADIENTS] = sums = server[GRADIENTS] + seen_gradients(
+            s, common(summary, counts), count, found[2 + 2 * L :]
+        )
+        told = variance(
+            sums,
+            _curvature(seen).clamp_min(TINY),
+            steepness(seen, counts).clamp_min(TINY),
+            examples,
+        )
         personal = torch.where(sums[2] > 0, personal.maximum(told.clamp_max(most)), personal)
     known = seen[2] > 0  # nothing, before the first measurement
     return new | {
@@ -142,7 +162,13 @@ def _curvature(seen: Tensor) -> Tensor:
 
 
 def measure(
-    problem: Problem, found: Arrays, begun: Weights, clients: Clients, plan: Plan, rng: Randomness, held: Tensor | None
+    problem: Problem,
+    found: Arrays,
+    begun: Weights,
+    clients: Clients,
+    plan: Plan,
+    rng: Randomness,
+    held: Tensor | None,
 ) -> Tensor:
     """[C, 3 + 5 L] at what clients found (what they do not send is as it was when they began): 1, their time of training, h_il
     and tr(H_il^2) / d_l^2 for some clients, drawn by their own coins (in round 1 for all), else zeros but for the time; and
@@ -159,9 +185,14 @@ def measure(
         if rng.round == 1 or float(torch.rand((), generator=generator)) < MEASURED:
             x, _ = clients.train.examples(c)
             weights = Weights(*(v[c : c + 1] for v in own))
-            seen[c, 0], seen[c, 2 : 2 + 2 * L] = 1.0, curvature(problem, weights, x, plan, generator)
+            seen[c, 0], seen[c, 2 : 2 + 2 * L] = (
+                1.0,
+                curvature(problem, weights, x, plan, generator),
+            )
     if held is not None:
-        seen[:, 2 + 2 * L :] = reach(clients.sizes.tolist(), plan, held, problem.network.has_batch_norm).to(seen)
+        seen[:, 2 + 2 * L :] = reach(
+            clients.sizes.tolist(), plan, held, problem.network.has_batch_norm
+        ).to(seen)
     return seen
 
 
@@ -174,7 +205,9 @@ def training_time(sizes: Tensor, plan: Plan) -> Tensor:
     return plan.lr / (1.0 - beta) * (steps - beta * (1.0 - beta**steps) / (1.0 - beta)) / sizes
 
 
-def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator) -> Tensor:
+def curvature(
+    problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator
+) -> Tensor:
     """h_il and tr(H_il^2) / d_l^2 [2 L] of a client with the inputs x, with the Fisher information nF for H, from one batch.
 
     Under targets drawn from the model itself gradients have mean zero. So for the mean gradients g, g' of the two halves, of B
@@ -183,20 +216,36 @@ def curvature(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generat
     """
     n, chosen = len(x), torch.randperm(len(x), generator=generator)[: plan.batch_size]
     halves = (chosen[0::2], chosen[1::2]) if len(chosen) >= 4 else (chosen, chosen)
-    one, other = (fisher_gradient(problem, weights, x[half.to(x.device)], plan, generator) for half in halves)
+    one, other = (
+        fisher_gradient(problem, weights, x[half.to(x.device)], plan, generator) for half in halves
+    )
     B, B_other = (len(half) for half in halves)
-    traces = torch.stack([B * a.square().mean() + B_other * b.square().mean() for a, b in zip(one, other, strict=True)])
+    traces = torch.stack(
+        [
+            B * a.square().mean() + B_other * b.square().mean()
+            for a, b in zip(one, other, strict=True)
+        ]
+    )
     products = torch.stack([(a * b).mean() for a, b in zip(one, other, strict=True)])
     return torch.cat([0.5 * n * traces, (n * math.sqrt(B * B_other) * products).square()])
 
 
-def fisher_gradient(problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator) -> list[Tensor]:
+def fisher_gradient(
+    problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator
+) -> list[Tensor]:
     """The mean gradient [tensor by tensor] on the inputs x with targets that the model draws."""
     network, some = problem.network, x.unsqueeze(0)
     y = problem.likelihood.sample(network.outputs(weights, some)[0], generator).unsqueeze(0)
     rows = torch.arange(len(x)).unsqueeze(0)
     batch = Batch(slice(0, 1), some, y, rows, [len(x)], None, [generator], last_epoch=False)
     # in evaluation mode, as the targets: batch norm and dropout in training would shift the gradients' mean away from zero
-    gradients = Sgd(network, weights, replace(plan, momentum=0.0)).gradients(batch, problem.likelihood, training=False)
+    gradients = Sgd(network, weights, replace(plan, momentum=0.0)).gradients(
+        batch, problem.likelihood, training=False
+    )
     slots = [network.body_slots, network.head_slots]
-    return [slot.of(g[0]) for g, own in zip(gradients, slots, strict=True) if g is not None for slot in own]
+    return [
+        slot.of(g[0])
+        for g, own in zip(gradients, slots, strict=True)
+        if g is not None
+        for slot in own
+    ]

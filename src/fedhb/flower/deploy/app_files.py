@@ -78,7 +78,11 @@ clientapp = "fedhb_app.client_app:app"
 {config}
 """
     write_atomically(folder / "pyproject.toml", project.encode())
-    for name, content in (("__init__", '"""A federation of fedhb."""\n'), ("server_app", SERVER_APP), ("client_app", CLIENT_APP)):
+    for name, content in (
+        ("__init__", '"""A federation of fedhb."""\n'),
+        ("server_app", SERVER_APP),
+        ("client_app", CLIENT_APP),
+    ):
         write_atomically(folder / "fedhb_app" / f"{name}.py", content.encode())
 
 
@@ -100,6 +104,11 @@ def write_settings(folder: Path, settings: Settings) -> None:
 def write_run_config(folder: Path, settings: Settings, values: Mapping[str, Any]) -> Path:
     """run.toml: the settings as text, and the rules that are not at their default."""
     path = folder / "run.toml"
-    chosen = {"settings": settings.to_toml({}), **{key.replace("_", "-"): value for key, value in values.items()}}
-    write_atomically(path, "".join(f"{key} = {toml_value(value)}\n" for key, value in chosen.items()).encode())
+    chosen = {
+        "settings": settings.to_toml({}),
+        **{key.replace("_", "-"): value for key, value in values.items()},
+    }
+    write_atomically(
+        path, "".join(f"{key} = {toml_value(value)}\n" for key, value in chosen.items()).encode()
+    )
     return path

@@ -51,9 +51,13 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     certificate = (
         _builder(name, authority.subject, key.public_key(), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([alternative(host) for host in hosts]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([alternative(host) for host in hosts]), critical=False
+        )
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
         .sign(signer, hashes.SHA384())
     )
     write_secret(folder / "server.key", _pem(key))
@@ -63,8 +67,14 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
 def make_node_key(path: Path) -> None:
     """A node's key pair, PATH and PATH.pub: ECDSA on P-384 in OpenSSH's formats, which Flower asks for."""
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     write_secret(path, private)
     write_atomically(path.with_name(path.name + ".pub"), public + b"\n")
 
@@ -76,7 +86,9 @@ def write_secret(path: Path, content: bytes) -> None:
     write_atomically(path, content, private=True)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     begin = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
     return (
         x509.CertificateBuilder()
@@ -106,4 +118,6 @@ def alternative(host: str) -> x509.GeneralName:
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

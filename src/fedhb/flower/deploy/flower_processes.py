@@ -67,9 +67,18 @@ class Processes:
         """What a Flower process needs: its home, and its own Python's commands before all others."""
         commands = str(Path(sys.executable).parent)
         path = f"{commands}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, **SETTINGS, "PATH": path, "FLWR_HOME": str(home), MARK: self.mark, **(more or {})}
+        return {
+            **os.environ,
+            **SETTINGS,
+            "PATH": path,
+            "FLWR_HOME": str(home),
+            MARK: self.mark,
+            **(more or {}),
+        }
 
-    def start(self, name: str, command: Sequence[str], home: Path, more: Mapping[str, str] | None = None) -> None:
+    def start(
+        self, name: str, command: Sequence[str], home: Path, more: Mapping[str, str] | None = None
+    ) -> None:
         """A process that stays; what it says goes to LOGS/NAME.log."""
         home.mkdir(parents=True, exist_ok=True)
         with (self.logs / f"{name}.log").open("ab") as log:
@@ -106,12 +115,18 @@ class Processes:
         """Flower's command beside this Python."""
         path = Path(sys.executable).parent / name
         if not path.exists():
-            raise InputError(f"{name} is not installed beside {sys.executable}: pip install 'fedhb[flower]'")
+            raise InputError(
+                f"{name} is not installed beside {sys.executable}: pip install 'fedhb[flower]'"
+            )
         return str(path)
 
     def ended(self) -> dict[str, int]:
         """The processes that have ended, with their exit codes."""
-        return {name: code for name, process in self.running.items() if (code := process.poll()) is not None}
+        return {
+            name: code
+            for name, process in self.running.items()
+            if (code := process.poll()) is not None
+        }
 
     def log(self, name: str, count: int = 2000) -> str:
         """The end of what a process said."""
@@ -151,7 +166,10 @@ def marked(mark: str) -> list[int]:
     found, needle = [], f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if needle in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+            if (
+                needle in (folder / "environ").read_bytes().split(b"\0")
+                and int(folder.name) != os.getpid()
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue

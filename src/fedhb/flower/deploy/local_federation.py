@@ -63,16 +63,22 @@ class Local:
         end = time.monotonic() + STARTING
         while not ready():
             if name in self.processes.ended():
-                raise Stopped(f"{name} ended; the last of what it said:\n{self.processes.log(name)}")
+                raise Stopped(
+                    f"{name} ended; the last of what it said:\n{self.processes.log(name)}"
+                )
             if time.monotonic() > end:
-                raise Stopped(f"{name} did not start within {STARTING:g} s:\n{self.processes.log(name)}")
+                raise Stopped(
+                    f"{name} did not start within {STARTING:g} s:\n{self.processes.log(name)}"
+                )
             time.sleep(0.1)
 
     def register(self, key: Path) -> None:
         """Make a node's public key known."""
         self.processes.call(["flwr", "supernode", "register", f"{key}.pub", NAME], self.home("cli"))
 
-    def start_node(self, name: str, key: Path, config: Mapping[str, Any], more: Mapping[str, str] | None = None) -> None:
+    def start_node(
+        self, name: str, key: Path, config: Mapping[str, Any], more: Mapping[str, str] | None = None
+    ) -> None:
         """A node with this key."""
         text = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
         self.processes.start(
@@ -88,7 +94,10 @@ class Local:
     def submit(self, settings: Settings, rules: Mapping[str, Any]) -> None:
         """Start a run."""
         config = write_run_config(self.folder, settings, rules)
-        self.processes.call(["flwr", "run", str(self.folder / "app"), NAME, "--run-config", str(config)], self.home("cli"))
+        self.processes.call(
+            ["flwr", "run", str(self.folder / "app"), NAME, "--run-config", str(config)],
+            self.home("cli"),
+        )
 
     def refusal(self, wait: float = 60.0) -> str:
         """Start a node whose key nobody registered: how it was refused. An error where it was not."""
@@ -102,7 +111,9 @@ class Local:
                 raise Stopped("a node with an unregistered key was not refused")
             time.sleep(0.2)
         if f"Exit Code: {REFUSED}" not in self.processes.log("unregistered", 10_000):
-            raise Stopped(f"a node with an unregistered key ended otherwise:\n{self.processes.log('unregistered')}")
+            raise Stopped(
+                f"a node with an unregistered key ended otherwise:\n{self.processes.log('unregistered')}"
+            )
         del self.processes.running["unregistered"]
         return f"Flower's exit code {REFUSED}"
 
@@ -142,7 +153,9 @@ def up(
     keys = [folder.absolute() / "keys" / f"node-{k}" for k in range(len(configs))]
     for key in keys:
         if not key.exists():
-            raise InputError(f"{key} is missing: fedhb deploy init {folder} --nodes {len(configs)} makes one for every node")
+            raise InputError(
+                f"{key} is missing: fedhb deploy init {folder} --nodes {len(configs)} makes one for every node"
+            )
     out = RunFolder(str(rules["out"]))
     known = len(refusals(out))  # of the runs that this one resumes
     (out.path / STATUS).unlink(missing_ok=True)
@@ -179,7 +192,11 @@ def watch(
         for record in records[shown:]:
             on_round(record)
         shown = len(records)
-        text = f"{status['state']}{': ' + status['detail'] if status['detail'] else ''}" if status else ""
+        text = (
+            f"{status['state']}{': ' + status['detail'] if status['detail'] else ''}"
+            if status
+            else ""
+        )
         if text and text != said:
             said = text
             tell(text)
@@ -188,13 +205,17 @@ def watch(
         if status and status["state"] == "done":
             return
         if status and status["state"] == "failed":
-            raise Stopped(f"the federation failed: {status['detail']}; logs in {federation.processes.logs}")
+            raise Stopped(
+                f"the federation failed: {status['detail']}; logs in {federation.processes.logs}"
+            )
         if "superlink" in federation.processes.ended():
             raise Stopped(f"the SuperLink ended:\n{federation.processes.log('superlink')}")
         if status and not Path(f"/proc/{status['pid']}").exists() and Path("/proc/self").exists():
             raise Stopped(f"the server's process is gone:\n{federation.processes.log('superlink')}")
         if not status and time.monotonic() - begun > STARTING:
-            raise Stopped(f"the run did not start within {STARTING:g} s:\n{federation.processes.log('superlink')}")
+            raise Stopped(
+                f"the run did not start within {STARTING:g} s:\n{federation.processes.log('superlink')}"
+            )
         time.sleep(0.2)
 
 

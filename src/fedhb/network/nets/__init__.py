@@ -13,14 +13,21 @@ from fedhb.network.nets.mobilenet import mobilenet
 
 NETS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "convnet": convnet, "mobilenet": mobilenet}
 
-DEFAULT = {"emnist": "convnet", "cifar-100": "mobilenet", "cifar-100-coarse": "mobilenet", "cifar-100-c": "mobilenet"}
+DEFAULT = {
+    "emnist": "convnet",
+    "cifar-100": "mobilenet",
+    "cifar-100-coarse": "mobilenet",
+    "cifar-100-c": "mobilenet",
+}
 """The paper's backbone for each data set; an MLP for every other."""
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no network has."""
     if name not in NETS:
-        raise InputError(f"unknown model {name!r}: choose from {', '.join(NETS)}, or pkg.mod:factory for your own")
+        raise InputError(
+            f"unknown model {name!r}: choose from {', '.join(NETS)}, or pkg.mod:factory for your own"
+        )
 
 
 def build(name: str, input_shape: Sequence[int], num_outputs: int, **options: float) -> nn.Module:

@@ -19,12 +19,18 @@ def convnet(input_shape: Sequence[int], num_outputs: int, hidden: int = 0) -> nn
     The maximum of rectified values is the rectified maximum: ReLU after the pooling gives the same from a quarter of them.
     """
     if len(input_shape) != 3:
-        raise InputError(f"a convnet needs images [channels, height, width], not inputs of shape {tuple(input_shape)}: use mlp")
+        raise InputError(
+            f"a convnet needs images [channels, height, width], not inputs of shape {tuple(input_shape)}: use mlp"
+        )
     if hidden < 0:
         raise InputError(f"hidden={hidden}: give the number of hidden units, or 0 for none")
     channels, height, width = input_shape
     features = 32 * (height // 4) * (width // 4)
-    between = OrderedDict(hidden=nn.Linear(features, hidden), relu3=nn.ReLU()) if hidden else OrderedDict()
+    between = (
+        OrderedDict(hidden=nn.Linear(features, hidden), relu3=nn.ReLU())
+        if hidden
+        else OrderedDict()
+    )
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(channels, 16, 3, padding=1),

@@ -17,7 +17,17 @@ from torch.nn.functional import conv2d, linear, pad
 
 from fedhb.errors import InputError
 
-BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+BLOCKS = (
+    (64, 1),
+    (128, 2),
+    (128, 1),
+    (256, 2),
+    (256, 1),
+    (512, 2),
+    *((512, 1),) * 5,
+    (1024, 2),
+    (1024, 1),
+)
 """Output channels and stride of each block."""
 
 SMALL = 4
@@ -33,14 +43,20 @@ def mobilenet(input_shape: Sequence[int], num_outputs: int, width: float = 1.0) 
     inside = int(32 * width)
     if inside < 1:
         raise InputError(f"width={width} leaves no channel of 32: give at least {1 / 32}")
-    layers: list[nn.Module] = [_normalised(nn.Conv2d(input_shape[0], inside, 3, padding=1, bias=False))]
+    layers: list[nn.Module] = [
+        _normalised(nn.Conv2d(input_shape[0], inside, 3, padding=1, bias=False))
+    ]
     size = max(input_shape[1:])
     for channels, stride in BLOCKS:
         outside = int(channels * width)
-        over = (Padded if size < 3 else nn.Conv2d)(inside, inside, 3, stride, padding=1, groups=inside, bias=False)
+        over = (Padded if size < 3 else nn.Conv2d)(
+            inside, inside, 3, stride, padding=1, groups=inside, bias=False
+        )
         size = -(-size // stride)
         across = (Pointwise if size <= SMALL else nn.Conv2d)(inside, outside, 1, bias=False)
-        layers.append(nn.Sequential(OrderedDict(depthwise=_normalised(over), pointwise=_normalised(across))))
+        layers.append(
+            nn.Sequential(OrderedDict(depthwise=_normalised(over), pointwise=_normalised(across)))
+        )
         inside = outside
     return nn.Sequential(
         OrderedDict(
@@ -77,4 +93,6 @@ class Pointwise(Same):
 
 def _normalised(conv: nn.Conv2d) -> nn.Sequential:
     # in place: batch norm needs its input again, not its output
-    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(conv.out_channels), relu=nn.ReLU(inplace=True)))
+    return nn.Sequential(
+        OrderedDict(conv=conv, norm=nn.BatchNorm2d(conv.out_channels), relu=nn.ReLU(inplace=True))
+    )
