@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,9 +12,9 @@ from rich.text import Text as Styled
 
 from fedhb.errors import InputError
 
-Words = Optional[list[str]]
-Text = Optional[str]
-Place = Optional[Path]
+Words = list[str] | None
+Text = str | None
+Place = Path | None
 Jobs = Annotated[
     int, typer.Option(min=1, help="processes, each with one thread and a run of its own")
 ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small import write
-from test_engine import complete, lines, plain, run  # noqa: F401 (a fixture)
+from test_engine import complete, lines, plain, run
 
 from fedhb import data
 from fedhb.data.dataset import Dataset, Examples
