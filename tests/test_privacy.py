@@ -312,7 +312,8 @@ def audit(noise: float, claimed: Privacy, trials: int = 4000) -> float:
         for trial in range(trials):
             key = f"{sign}/{trial}".encode()
             private = Private(algorithm, replace(claimed, noise=noise, key=key))
-            toolbox = private.summarise(problem, server, one, RNG) if trial == 0 else sums
+            if trial == 0:
+                sums = private.summarise(problem, server, one, RNG)
             outputs.append(float(private.aggregate(problem, server, sums, RNG)["theta"][0]))
     plus, minus = np.array(outputs[:trials]), np.array(outputs[trials:])
     best = 0.0

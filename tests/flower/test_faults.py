@@ -387,7 +387,7 @@ def test_a_server_killed_at_any_call_resumes_to_the_same_bits(tmp_path, algorith
             def call(*args):
                 nonlocal calls
                 calls += 1
-                if calls == moment:
+                if calls == moment:  # noqa: B023
                     raise Killed
                 return method(*args)
 

@@ -293,7 +293,9 @@ def cases() -> dict[str, Callable[[Path], Numbers]]:
     }.items():  # fmt: skip
         add(f"{name}, other settings", lambda _, n=name, o=options: numbers(fit(made(n, **o))))
 
-    convnet = lambda: seeded(lambda: fedhb.nets.convnet((1, 28, 28), 3))
+    def convnet():
+        return seeded(lambda: fedhb.nets.convnet((1, 28, 28), 3))
+
     some = {"rounds": 2, "local_epochs": 1, "personal_epochs": 1}
     for name in ("empirical-bayes", "mixture", "fedavg"):
         add(
@@ -306,15 +308,23 @@ def cases() -> dict[str, Callable[[Path], Numbers]]:
                 lambda _, n=name, b=norm: mobile(made(n), batch_norm=b),
             )
     add("mobilenet, printed niw", lambda _: mobile(made("niw", **PRINTED)))
-    table = lambda outputs: seeded(lambda: fedhb.nets.mlp((3,), outputs, hidden=5))
+
+    def table(outputs):
+        return seeded(lambda: fedhb.nets.mlp((3,), outputs, hidden=5))
+
     for name in ("empirical-bayes", "mixture", "fedavg", "fedbe"):
         add(f"regression, {name}", lambda _, n=name: numbers(fit(made(n), two_targets(), table(4))))
     add(
         "regression, fixed noise",
         lambda _: numbers(fit(made("empirical-bayes"), two_targets(), table(2))),
     )
-    ragged = lambda: images(4, (3, 21, 2, 40, 11, 1, 8))
-    small = lambda: seeded(lambda: fedhb.nets.mlp((1, 4, 4), 3, hidden=5))
+
+    def ragged():
+        return images(4, (3, 21, 2, 40, 11, 1, 8))
+
+    def small():
+        return seeded(lambda: fedhb.nets.mlp((1, 4, 4), 3, hidden=5))
+
     for name in ("empirical-bayes", "mixture", "fedem", "pfedbayes", "fedavg"):
         add(
             f"ragged, {name}",

@@ -128,7 +128,10 @@ def test_training_solves_each_clients_penalised_regression(
             own[:1].expand(3, 3),
             torch.cat([own[:1], follow * torch.eye(3, dtype=torch.float64)]),
         )
-        shares = lambda m: torch.cat([torch.ones_like(m[:, :1]), m], dim=1)
+
+        def shares(m):
+            return torch.cat([torch.ones_like(m[:, :1]), m], dim=1)
+
     network = Network(linear(3))
     start = Weights(
         torch.zeros(3, 3, dtype=torch.float64), *torch.zeros(2, 3, 0, dtype=torch.float64)

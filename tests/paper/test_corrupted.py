@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small import write
-from test_engine import lines, run
+from test_engine import lines
 
 from fedhb.data.corruptions import CORRUPTIONS
 from fedhb_paper import experiments, table

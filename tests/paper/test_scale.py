@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small import write
-from test_engine import complete, lines, plain, run
+from test_engine import complete, lines, plain
 
 from fedhb import data
 from fedhb.data.dataset import Dataset, Examples
