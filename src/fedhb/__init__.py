@@ -24,6 +24,7 @@ _WHERE = {
     "Run": "fedhb.runs.run",
     "Personal": "fedhb.runs.run",
     "Clients": "fedhb.clients.clients",
+    "EmpiricalBayes": "fedhb.algorithms",
     "NIW": "fedhb.algorithms",
     "Mixture": "fedhb.algorithms",
     "FedAvg": "fedhb.algorithms",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from fedhb.algorithms import (
         NIW,
         Centralised,
+        EmpiricalBayes,
         Ensemble,
         FedAvg,
         FedBABU,
@@ -99,6 +101,7 @@ __all__ = [
     "Centralised",
     "Clients",
     "DivergedError",
+    "EmpiricalBayes",
     "Ensemble",
     "FedAvg",
     "FedBABU",

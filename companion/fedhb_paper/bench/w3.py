@@ -101,7 +101,7 @@ def one_case(name: str, width: float, count: int, repeats: int, tell: Tell) -> d
         for start in range(0, clients_in_round, chunk):
             found = uploads(start, min(chunk, clients_in_round - start))
             begun = time.perf_counter()
-            admit(found, range(len(found["examples"])), rng.round)
+            admit(found, algorithm.answer, range(len(found["examples"])), rng.round)
             total = add(total, algorithm.summarise(problem, received, found, rng))
             spent += time.perf_counter() - begun
         assert total is not None

@@ -105,7 +105,9 @@ def compare(
     ] = None,
     algorithms: Annotated[
         str | None,
-        typer.Option(help="names with commas between them, or all [niw,mixture,fedavg]"),
+        typer.Option(
+            help="names with commas between them, or all [empirical-bayes,mixture,fedavg]"
+        ),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="numbers with commas between them [0,1,2]")
@@ -119,7 +121,7 @@ def compare(
     tuned: TunedOption = None,
 ) -> None:
     """Train several algorithms with several seeds under the same settings; one table of means and deviations."""
-    lists = {"algorithms": "niw,mixture,fedavg", "seeds": "0,1,2"}
+    lists = {"algorithms": "empirical-bayes,mixture,fedavg", "seeds": "0,1,2"}
     content = read_toml(settings) if settings else {}
     for key, given in (("algorithms", algorithms), ("seeds", seeds)):
         value = content.get(key, lists[key]) if given is None else given

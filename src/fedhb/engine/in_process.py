@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedhb.algorithms.contract import Algorithm, Arrays, Problem
-from fedhb.algorithms.toolbox import num_bytes
+from fedhb.algorithms.toolbox import answer_bytes, received_bytes
 from fedhb.answers.admission import admit
 from fedhb.clients.clients import Clients
 from fedhb.engine.client_memory import ClientStore
@@ -47,15 +47,14 @@ class InProcess:
             self.problem, received, clients, memory, plan, rng
         )
         answering = ids[:1] if self.algorithm.pools else ids
-        admit(found, answering, rng.round)
+        admit(found, self.algorithm.answer, answering, rng.round)
         self.store.put(ids, memory)
         traffic = Traffic()
         if self.algorithm.sends:
-            common = {
-                key: value for key, value in received.items() if key not in self.algorithm.each
-            }
-            own = {key: value for key, value in received.items() if key in self.algorithm.each}
-            traffic = Traffic(num_bytes(common) * len(ids) + num_bytes(own), num_bytes(found))
+            traffic = Traffic(
+                received_bytes(self.algorithm, received, len(ids)),
+                answer_bytes(self.algorithm, found),
+            )
         return self.algorithm.summarise(self.problem, received, found, rng), traffic
 
     def close(self) -> None:

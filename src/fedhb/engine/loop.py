@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from fedhb.algorithms.contract import Algorithm, Arrays, Problem
+from fedhb.answers.defence import Defended
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.cohort import Traffic
 from fedhb.engine.schedule import Draw, learning_rate
@@ -149,9 +150,10 @@ def one_round(
     )
     positions = draw(rng.round)
     summary, traffic = executor.run(state.server, positions, plan, rng)
-    lengths, sifted = state.lengths, {}
-    if algorithm.gathers:
-        summary, length, sifted = algorithm.sift(problem, state.server, summary, rng, lengths)  # type: ignore[attr-defined]
+    lengths: tuple[float, ...] = state.lengths
+    sifted: dict[str, Any] = {}
+    if isinstance(algorithm, Defended):
+        summary, length, sifted = algorithm.sift(problem, state.server, summary, rng, lengths)
         lengths = (*lengths, length)[-REMEMBERED:]
     server = algorithm.aggregate(problem, state.server, summary, rng)
     check_server(server, rng.round)

@@ -16,17 +16,16 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedhb.algorithms import Algorithm, Arrays, Plan
-from fedhb.algorithms.toolbox import add, num_bytes
+from fedhb.algorithms.toolbox import add, answer_bytes, received_bytes
 from fedhb.answers.admission import (
     Lengths,
     Refused,
     check_alike,
     check_finite,
     check_metrics,
-    check_owner,
-    check_weights,
+    check_values,
 )
-from fedhb.answers.defence import labelled
+from fedhb.answers.defence import Defended, labelled
 from fedhb.engine.cohort import Sums, Traffic
 from fedhb.engine.loop import State
 from fedhb.errors import DivergedError
@@ -64,9 +63,7 @@ class Federated:
             journal,
         )
         self.sample = task.sample_answer()
-        network = task.problem.network
-        least = min(len(v) for v in (network.theta, network.head, network.buffers) if len(v))
-        self.lengths = Lengths(self.sample, rules.max_growth, least)
+        self.lengths = Lengths(self.sample, algorithm.answer, rules.max_growth)
         self.common = {"census": task.census.to_json(), "network": task.network_digest()}
         self.counted = dict(counted)
         self.answered: list[int] = []
@@ -127,7 +124,7 @@ class Federated:
                 received = algorithm.broadcast(server, [client])
                 part = self.summarise(received, found, rng)
                 check_finite(part)
-                part = labelled(part, client) if algorithm.gathers else part
+                part = labelled(part, client) if isinstance(algorithm, Defended) else part
             except Refused as reason:
                 self.journal.note(
                     "answer refused", str(reason), round_number=rng.round, **self.roster.who(client)
@@ -137,7 +134,8 @@ class Federated:
             self.lengths.note(found)
             self.answered.append(client)
             if algorithm.sends:
-                traffic = Traffic(traffic.down + num_bytes(received), traffic.up + num_bytes(found))
+                down, up = received_bytes(algorithm, received, 1), answer_bytes(algorithm, found)
+                traffic = Traffic(traffic.down + down, traffic.up + up)
         return total, traffic
 
     def admit(self, client: int, reply: Reply, round_number: int) -> Arrays:
@@ -157,8 +155,8 @@ class Federated:
             raise Refused(f"it is the answer of {said} and not of {expected}")
         check_alike(found, self.sample)
         check_finite(found)
-        check_owner(found, client)
-        check_weights(found, self.roster.facts[client].examples, self.task.census.num_examples)
+        examples, most = self.roster.facts[client].examples, self.task.census.num_examples
+        check_values(found, self.algorithm.answer, client, examples, most)
         if (
             not self.task.settings.dp_noise
         ):  # in private runs no client decides who else counts; clipping bounds them all

@@ -79,7 +79,7 @@ def fit(
     Args:
         model: any torch module; its present weights are the starting point, and it is not changed.
         clients: who holds which data.
-        algorithm: with its settings; default `NIW()`.
+        algorithm: with its settings; default `EmpiricalBayes()`.
         rounds, fraction, local_epochs, batch_size, lr, momentum, schedule: R, f, tau and the clients' SGD.
         personal_lr, personal_epochs: how clients personalise. These, lr and momentum default to the algorithm's own `training`,
             where it has none to those of `Settings`.
@@ -109,7 +109,7 @@ def fit(
         raise InputError(f"callbacks={callbacks!r}: give a list of them")
     if resume and out is None:
         raise InputError("resume=True without `out`: give the folder of the run to go on with")
-    algorithm = algorithms.check(algorithm if algorithm is not None else algorithms.NIW())
+    algorithm = algorithms.check(algorithm if algorithm is not None else algorithms.EmpiricalBayes())
     given = {"lr": lr, "momentum": momentum, "personal_lr": personal_lr, "personal_epochs": personal_epochs}
     s = Settings(  # which knows every bound
         rounds=rounds, fraction=fraction, local_epochs=local_epochs, batch_size=batch_size, schedule=schedule, seed=seed,

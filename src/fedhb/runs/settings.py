@@ -29,6 +29,7 @@ from fedhb.errors import InputError
 from fedhb.settings_fields import convert, did_you_mean, filters
 
 ALGORITHMS = (
+    "empirical-bayes",
     "niw",
     "mixture",
     "fedavg",
@@ -69,7 +70,7 @@ class Settings:
 
     dataset: str = _setting("digits", "a named data set")
     data: str = _setting("", "your own .npz file (x, y, and optionally client and split), instead of a data set")
-    algorithm: str = _setting("niw", "the algorithm")
+    algorithm: str = _setting("empirical-bayes", "the algorithm")
     partition: str = _setting(
         "", "shards, dirichlet, iid, natural or groups; default: as the data names clients or groups, else shards"
     )
