@@ -25,6 +25,7 @@ stands for the mean over all N clients. Sent: 2d down (m0, V0), d up (m_i).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -52,6 +53,12 @@ class NIW(Gaussian):
     release: ClassVar[Release | None] = Release(
         bound=lambda clip: math.sqrt(clip**2 + clip**4), clip_answers=True
     )
+    training: ClassVar[Mapping[str, float]] = {  # FedBABU's, whose body update this is
+        "lr": 0.1,
+        "momentum": 0.9,
+        "personal_lr": 0.001,
+        "personal_epochs": 15,
+    }
     update: str = setting(
         "body", "what is trained: body, or full (body and head)", choices=("body", "full")
     )
