@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -144,10 +144,9 @@ def declared_release(algorithm: Any) -> Release | None:
     return release
 
 
-class Algorithm(Protocol):
-    """The steps. C clients are a leading axis wherever clients appear."""
+class Steps(Protocol):
+    """The steps of a round or of a phase. C clients are a leading axis wherever clients appear."""
 
-    name: ClassVar[str]
     answer: ClassVar[Mapping[str, Kind]]
     """The arrays of an answer by name. Those of one run may be fewer: a head that is not trained is
     not sent."""
@@ -155,32 +154,15 @@ class Algorithm(Protocol):
     """The arrays of `broadcast` that differ between clients: they have a leading axis [C, ...]."""
     known: ClassVar[tuple[str, ...]]
     """The arrays of `broadcast` that need no sending, because client and server know them."""
-    keeps: ClassVar[str]
-    """What clients keep for themselves and predict with before they personalise; "" for nothing."""
     pools: ClassVar[bool]
     """Whether the cohort is one client with everybody's data (centralised training)."""
     sends: ClassVar[bool]
     """Whether anything travels between server and clients."""
-    training: ClassVar[Mapping[str, float]]
-    """lr, momentum, personal_lr and personal_epochs of a run that is given none; not inherited."""
     release: ClassVar[Release | None]
     """How private runs release the sums; None where they cannot; not inherited."""
 
-    @property
-    def update(self) -> str:
-        """What is trained: body, or full (body and head)."""
-        ...
-
-    def start(self, problem: Problem, rng: Randomness) -> Arrays:
-        """Return L_0 before the first round: the server's state."""
-        ...
-
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """Return what the server sends to these clients."""
-        ...
-
-    def remember(self, problem: Problem, clients: Clients) -> Arrays:
-        """Return the memory [C, ...] of clients that never took part."""
         ...
 
     def local_update(
@@ -208,7 +190,58 @@ class Algorithm(Protocol):
         ...
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
-        """Return what a round records beside loss and score; `server` is the state before it."""
+        """Return what the records say beside loss and score; `server` is the state before."""
+        ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A short exchange before the first round or after the last.
+
+    The engines, checkpoints, Flower, filters, privacy and byte counts treat it like rounds: each of
+    its `times` asks a cohort once. The server's state and the clients' memories are the
+    algorithm's own.
+
+    Attributes:
+        name: what records and messages call it.
+        steps: what is sent down, what clients answer, and what the server makes of it.
+        when: "before" or "after" the rounds.
+        times: how often clients are asked.
+        fraction: the share of the clients that is asked each time.
+    """
+
+    name: str
+    steps: Steps
+    when: Literal["before", "after"] = "before"
+    times: int = 1
+    fraction: float = 1.0
+
+
+class Algorithm(Steps, Protocol):
+    """The steps of an algorithm, and what it declares."""
+
+    name: ClassVar[str]
+    keeps: ClassVar[str]
+    """What clients keep for themselves and predict with before they personalise; "" for nothing."""
+    training: ClassVar[Mapping[str, float]]
+    """lr, momentum, personal_lr and personal_epochs of a run that is given none; not inherited."""
+
+    @property
+    def update(self) -> str:
+        """What is trained: body, or full (body and head)."""
+        ...
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """What happens before and after the rounds."""
+        ...
+
+    def start(self, problem: Problem, rng: Randomness) -> Arrays:
+        """Return L_0 before the first round: the server's state."""
+        ...
+
+    def remember(self, problem: Problem, clients: Clients) -> Arrays:
+        """Return the memory [C, ...] of clients that never took part."""
         ...
 
     def predict(
@@ -255,32 +288,39 @@ class Algorithm(Protocol):
 
 
 @dataclass(frozen=True)
-class AlgorithmBase:
-    """The declarations and steps that most algorithms leave as they are."""
+class StepsBase:
+    """The declarations and steps that most rounds and phases leave as they are."""
 
-    name: ClassVar[str] = ""
     answer: ClassVar[Mapping[str, Kind]] = {}
     each: ClassVar[tuple[str, ...]] = ()
     known: ClassVar[tuple[str, ...]] = ()
-    keeps: ClassVar[str] = ""
     pools: ClassVar[bool] = False
     sends: ClassVar[bool] = True
-    training: ClassVar[Mapping[str, float]] = {}
     release: ClassVar[Release | None] = None
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """Send the whole state."""
         return server
 
-    def remember(self, problem: Problem, clients: Clients) -> Arrays:
-        """Remember nothing."""
-        return {}
-
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """Record nothing more."""
+        return {}
+
+
+@dataclass(frozen=True)
+class AlgorithmBase(StepsBase):
+    """The declarations and steps that most algorithms leave as they are."""
+
+    name: ClassVar[str] = ""
+    keeps: ClassVar[str] = ""
+    training: ClassVar[Mapping[str, float]] = {}
+    phases: ClassVar[Sequence[Phase]] = ()
+    update: str = setting(
+        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
+    )
+
+    def remember(self, problem: Problem, clients: Clients) -> Arrays:
+        """Remember nothing."""
         return {}
 
     def describe(self, problem: Problem, server: Arrays) -> dict[str, Any]:
