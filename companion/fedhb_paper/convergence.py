@@ -20,9 +20,12 @@ from rich.table import Table
 
 from fedhb.report.figures import Figure
 from fedhb.runs.from_settings import make_clients, train
+from fedhb.runs.jobs import Tell
+from fedhb.runs.progress import TellRounds
+from fedhb.runs.records import Key
+from fedhb.runs.run_grid import dataset_of, settings_of
 from fedhb_paper import cells, pictures
-from fedhb_paper.cells import Tell, Told, dataset_of, settings_of, work
-from fedhb_paper.records import Key
+from fedhb_paper.cells import work
 from fedhb_paper.table import diverged, label, seeds_of, spread
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
@@ -45,7 +48,12 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     dataset, epochs = dataset_of(chosen.dataset, chosen.data), list(settings.get("epochs", ()))
     until = 0.5 if epochs else 0.9
     found = train(
-        chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, until)]
+        chosen,
+        folder,
+        resume=True,
+        dataset=dataset,
+        progress=False,
+        callbacks=[TellRounds(tell, until)],
     )
     clients, _ = make_clients(chosen, dataset)
     after = {chosen.personal_epochs: found.result["personalised"]}

@@ -30,11 +30,14 @@ from fedhb.clients.clients import Clients
 from fedhb.engine.schedule import cohort_size
 from fedhb.runs.fit import fit
 from fedhb.runs.from_settings import fit_options, make_clients, model_of
+from fedhb.runs.jobs import Tell
+from fedhb.runs.records import Key
 from fedhb.runs.run import Run, one_thread
+from fedhb.runs.run_grid import dataset_of, settings_of
 from fedhb_paper import cells
 from fedhb_paper.bench.machine import processor
-from fedhb_paper.cells import Tell, dataset_of, settings_of, work
-from fedhb_paper.records import Key, star
+from fedhb_paper.cells import work
+from fedhb_paper.stale_records import star
 
 __all__ = ["resolved", "run", "tables", "work"]
 

@@ -18,10 +18,11 @@ from types import ModuleType
 from typing import Any
 
 from fedhb.errors import InputError
+from fedhb.runs import records
+from fedhb.runs.records import Key
 from fedhb.runs.settings import read_toml
 from fedhb.settings_fields import did_you_mean
-from fedhb_paper import records, scale
-from fedhb_paper.records import Key
+from fedhb_paper import scale
 from fedhb_paper.scale import Scale
 
 KINDS = {

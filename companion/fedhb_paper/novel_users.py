@@ -15,9 +15,13 @@ from rich.table import Table
 from fedhb.errors import InputError
 from fedhb.report.figures import Figure
 from fedhb.runs.from_settings import make_clients, train
+from fedhb.runs.jobs import Tell
+from fedhb.runs.progress import TellRounds
+from fedhb.runs.records import Key
+from fedhb.runs.run_grid import dataset_of, settings_of
 from fedhb_paper import cells, pictures
-from fedhb_paper.cells import Tell, Told, dataset_of, settings_of, work
-from fedhb_paper.records import Key, star
+from fedhb_paper.cells import work
+from fedhb_paper.stale_records import star
 from fedhb_paper.table import diverged, metrics_in, spread
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
@@ -37,7 +41,12 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     chosen = settings_of(settings, key)
     dataset = dataset_of(chosen.dataset, chosen.data)
     found = train(
-        chosen, folder, resume=True, dataset=dataset, progress=False, callbacks=[Told(tell, 0.8)]
+        chosen,
+        folder,
+        resume=True,
+        dataset=dataset,
+        progress=False,
+        callbacks=[TellRounds(tell, 0.8)],
     )
     _, novel = make_clients(chosen, dataset)
     if novel is None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from fedhb.errors import InputError
 from fedhb.report.paper_numbers import Printed
+from fedhb.runs.run_grid import flat, settings_of
 from fedhb.runs.settings import TRAINING, Settings
 from fedhb_paper import experiments
-from fedhb_paper.cells import flat, settings_of
 from fedhb_paper.experiments import Experiment
 
 OF_THE_RUN = ("seed", "algorithm", "unseen", *TRAINING)

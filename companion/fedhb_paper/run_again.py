@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.table import Table
 
+from fedhb.runs.records import Key, identity
 from fedhb_paper import workbench
 from fedhb_paper.experiments import Experiment
-from fedhb_paper.records import Key, identity
 
 AGAIN = ".again"
 """The folder, beside the records, of those made a second time."""

@@ -23,11 +23,15 @@ from fedhb.engine.client_memory import ClientStore
 from fedhb.evaluation.evaluate import global_metrics, mean
 from fedhb.report.figures import Figure
 from fedhb.runs.from_settings import train
+from fedhb.runs.jobs import Tell
+from fedhb.runs.progress import TellRounds
+from fedhb.runs.records import Key
 from fedhb.runs.run import Run, one_thread
+from fedhb.runs.run_grid import dataset_of, settings_of
 from fedhb.runs.settings import Settings
 from fedhb_paper import clean_images, gates, pictures, ranks, trained_copies
-from fedhb_paper.cells import Key, Tell, Told, clients_of, dataset_of, resolved, settings_of, work
-from fedhb_paper.records import star
+from fedhb_paper.cells import clients_of, resolved, work
+from fedhb_paper.stale_records import star
 
 __all__ = ["figures", "resolved", "run", "tables", "work"]
 
@@ -55,7 +59,7 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
         resume=True,
         dataset=dataset_of(chosen.dataset, chosen.data),
         progress=False,
-        callbacks=[Told(tell, 0.9)],
+        callbacks=[TellRounds(tell, 0.9)],
     )
     shares = [r["penalty_share"] for r in found.records if "penalty_share" in r]
     holdout = found.result["holdout"] or {}

@@ -27,7 +27,7 @@ from fedhb_paper.block_descent import (
     sublevel_constants,
 )
 from fedhb_paper.convex_federations import make
-from fedhb_paper.records import on_one_grid, star
+from fedhb_paper.stale_records import on_one_grid, star
 
 Settings = Mapping[str, Any]
 Record = Mapping[str, Any]

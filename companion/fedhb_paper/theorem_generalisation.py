@@ -29,7 +29,7 @@ from fedhb.seeding import SERVER, Randomness, derive
 from fedhb_paper import pictures
 from fedhb_paper.block_descent import slope
 from fedhb_paper.hellinger import Array, Backbone, certificate, log_ratio, squared_hellinger
-from fedhb_paper.records import on_one_grid, star
+from fedhb_paper.stale_records import on_one_grid, star
 
 Settings = Mapping[str, Any]
 Record = Mapping[str, Any]

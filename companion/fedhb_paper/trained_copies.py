@@ -14,8 +14,9 @@ from typing import Any
 from fedhb.engine.client_memory import ClientStore
 from fedhb.evaluation.evaluate import global_metrics, mean
 from fedhb.runs.run import Run, one_thread
+from fedhb.runs.run_grid import dataset_of
 from fedhb.runs.settings import Settings
-from fedhb_paper.cells import clients_of, dataset_of
+from fedhb_paper.cells import clients_of
 
 KINDS = ("known", "novel")
 COUNT = 100
