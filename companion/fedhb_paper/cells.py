@@ -59,7 +59,10 @@ def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
 
 
 def effective(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Settings as they act: names that they lack at what there was before them, and what does nothing beside the others off."""
+    """Settings as they act: names that they lack at what there was before them.
+
+    What does nothing beside the others is off.
+    """
     found = {name: value for name in names if (value := before(name)) is not MISSING} | dict(
         settings
     )

@@ -53,7 +53,7 @@ def processor() -> str:
 
 
 def caches() -> dict[str, str]:
-    """Return the caches of the first core, such as {"L2 Unified": "2048K"}, where they are known."""
+    """Return the caches of the first core, where known, such as {"L2 Unified": "2048K"}."""
     folders = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
     return {f"L{_text(f / 'level')} {_text(f / 'type')}": _text(f / "size") for f in folders}
 

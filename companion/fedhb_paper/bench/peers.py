@@ -76,7 +76,8 @@ def views(task: Task, clients: Clients) -> list[tuple[Tensor, Tensor]]:
 class Handwritten:
     """The MLP's gradients by hand, for all clients of a share at once, with the step in place.
 
-    Nothing is computed or stored twice. For C clients, a batch x [C, B, f] and weights W1 [C, h, f], b1 [C, h], W2 [C, k, h], b2 [C, k]:
+    Nothing is computed or stored twice. For C clients, a batch x [C, B, f] and weights
+    W1 [C, h, f], b1 [C, h], W2 [C, k, h], b2 [C, k]:
 
         u = relu(x W1' + b1);  p = softmax(u W2' + b2) - onehot(y)
         q = (p W2) * (u > 0)                                             before W2 moves
@@ -110,7 +111,7 @@ class Handwritten:
         torch.sum(self.sums, 0, out=self.vector).div_(self.task.per_round)
 
     def _share(self, helper: int, round_number: int) -> None:
-        """Train this helper's part of the cohort, and put the sum of weights in its row of `sums`."""
+        """Train this helper's part of the cohort; its row of `sums` gets the sum of weights."""
         cohort = self.task.cohort(round_number)[helper :: len(self.sums)]
         trained = self._train(cohort, round_number) if cohort else None
         self.sums[helper] = (

@@ -30,7 +30,7 @@ NAMES = ("fedavg", "niw")
 
 @dataclass(frozen=True)
 class Size:
-    """The populations, clients in a round, examples of a client, and examples in the pool that all share."""
+    """The populations, clients in a round, examples of a client, and examples in the pool."""
 
     populations: tuple[int, ...] = (1_000, 30_000, 1_000_000)
     per_round: int = 100
