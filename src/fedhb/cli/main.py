@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedhb.cli import data_commands, deploy_commands, report_command
+from fedhb.cli import data_commands, deploy_commands, report_command, tune_command
 from fedhb.cli.options import LogOption, ModelOption, SetOption, TunedOption, with_settings
 from fedhb.cli.result_tables import NOTHING, comparison_table, one_line, show_result
 from fedhb.engine import allocator
@@ -390,6 +390,7 @@ def list_algorithms() -> None:
 data_commands.register(app, console, errors)
 deploy_commands.register(app, console, errors, partial(show_result, console))
 report_command.register(app, console, errors)
+tune_command.register(app, console, errors)
 for _command in entry_points(
     group="fedhb.commands"
 ):  # those of the companion package, where it is installed

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedhb.errors import InputError
 from fedhb.runs.settings import Settings
 
 KINDS = {int: int, float: float, str: str, bool: bool}
@@ -46,6 +47,35 @@ LogOption = Annotated[
         help="every round's numbers to OUT/log.csv or OUT/tensorboard; may be repeated",
     ),
 ]
+
+
+JobsOption = Annotated[
+    int, typer.Option("--jobs", min=1, help="processes, each with one thread and a run of its own")
+]
+
+
+def names_in(option: str, text: str | None) -> list[str]:
+    """Return the names that an option gives with commas between them; none if it is not given.
+
+    An option without any name is refused: it would stand for all of them.
+    """
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not names:
+        raise InputError(f"{option}={text!r}: name at least one, or leave it out for all")
+    return names
+
+
+def numbers_in(option: str, text: str) -> list[int]:
+    """Return the whole numbers that an option gives with commas between them."""
+    try:
+        numbers = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise InputError(
+            f"{option}={text!r}: give whole numbers with commas between them, such as 0,1,2"
+        )
+    return numbers
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
