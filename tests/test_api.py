@@ -18,9 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-import fedhb
 from builders import (
     CASES,
     CLASSES,
@@ -34,6 +31,9 @@ from builders import (
     same_bits,
     seeded,
 )
+from torch import nn
+
+import fedhb
 from fedhb.algorithms import Plan, build
 from fedhb.clients.clients import Clients, Share
 from fedhb.errors import DivergedError, InputError

@@ -7,11 +7,11 @@ import io
 import json
 import sys
 
+import finished
 import pytest
 from rich.console import Console
 
 import fedhb
-import finished
 from fedhb.cli import main
 from fedhb.engine.loop import State
 from fedhb.runs import loggers

@@ -8,11 +8,11 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from builders import Wrapped, batch_norm_net, dropout_net, initial, mlp, perturbed, seeded
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from builders import Wrapped, batch_norm_net, dropout_net, initial, mlp, perturbed, seeded
 from fedhb.clients.scaling import Scaling
 from fedhb.errors import InputError
 from fedhb.network import nets

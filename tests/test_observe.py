@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 
+import builders
+import finished
 import numpy as np
 import pytest
 import torch
 
-import builders
 import fedhb
-import finished
 from fedhb.clients.clients import Clients
 from fedhb.clients.partition import shards
 from fedhb.evaluation.observer import count_labels, rounded, shuffled

@@ -8,12 +8,12 @@ import json
 import math
 from dataclasses import replace
 
+import builders
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-import builders
 import fedhb
 from fedhb.algorithms import ALGORITHMS, Mixture
 from fedhb.answers.privacy import FIXED, Privacy, Private, epsilon

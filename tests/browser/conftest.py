@@ -6,9 +6,9 @@ import os
 import shutil
 from contextlib import contextmanager
 
+import finished
 import pytest
 
-import finished
 from fedhb.report.page import write
 
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}

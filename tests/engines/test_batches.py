@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from builders import CLASSES, PLAN, batch_norm_net, clients, initial, mlp, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import CLASSES, PLAN, batch_norm_net, clients, initial, mlp, same_bits
 from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical

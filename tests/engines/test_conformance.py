@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-import fedhb
 from builders import (
     CASES,
     CLASSES,
@@ -30,6 +27,9 @@ from builders import (
     problem,
     same_bits,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fedhb
 from fedhb.algorithms import ALGORITHMS, Hierarchical
 from fedhb.algorithms.toolbox import add
 from fedhb.engine.automatic import Automatic

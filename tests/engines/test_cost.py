@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import seeded
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from builders import seeded
 from fedhb.algorithms import Federation, Plan, Problem, build
 from fedhb.clients.clients import Clients
 from fedhb.engine.schedule import cohort

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import assert_same, fit, fork
+from builders import Wrapped, clients, mlp, same_bits
+from stopped_runs import assert_same, fit, fork
 
 import fedhb
-from builders import Wrapped, clients, mlp, same_bits
 from fedhb.engine.loop import State
 from fedhb.errors import InputError
 from fedhb.files import write_atomically

@@ -12,14 +12,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 import torch
-from runs import After, assert_same, fit, fork
-from scale import cases
+from builders import mlp
+from fault_share import cases
+from stopped_runs import After, assert_same, fit, fork
 
 import fedhb
-from builders import mlp
 from fedhb.errors import InputError
 from fedhb.runs.folder import RunFolder
 
@@ -307,11 +308,11 @@ def test_damaged_files(tmp_path, monkeypatch, private):
 
 CHILD = """
 import sys
-sys.path[:0] = {paths!r}
+sys.path.insert(0, {helpers!r})
 import os, pathlib, warnings
 os.fsync = lambda handle: None
 import typer
-from runs import fit
+from stopped_runs import fit
 from fedhb import cli
 cli.app = typer.Typer(pretty_exceptions_enable=False)
 cli.app.command()(lambda out: fit(pathlib.Path(out), **{options!r}))
@@ -321,9 +322,7 @@ cli.main()
 
 def child(out: Path, shell: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """The run as the command line would do it, after some lines of shell in a mount namespace of its own."""
-    code = CHILD.format(
-        paths=[str(Path(__file__).parent), str(Path(__file__).parents[1])], options=options
-    )
+    code = CHILD.format(helpers=str(Path(builders.__file__).parent), options=options)
     start = (
         ["unshare", "--map-root-user", "--mount", "sh", "-c"] if "mount" in shell else ["sh", "-c"]
     )

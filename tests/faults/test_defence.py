@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
 
 import fedhb
-from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
 from fedhb.answers.defence import DEFAULT, Defence, Defended, Vectors, held, krum, normalised
 from fedhb.answers.hostile import ATTACKS, Hostile, attacked, choose
 from fedhb.clients.clients import Clients

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from builders import clients, mlp
 
 import fedhb
-from builders import clients, mlp
 from fedhb.runs.folder import EVALUATED, EVALUATION, RunFolder
 
 

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import mlp
+from fault_share import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import fit
-from scale import cases
+from stopped_runs import fit
 
 import fedhb
-from builders import mlp
 from fedhb.data import cifar, idx, table
 from fedhb.errors import InputError
 from fedhb.files import sealed

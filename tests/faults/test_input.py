@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import CLASSES, FEATURES, arrays, clients, mlp, seeded
 from torch import nn
 
 import fedhb
-from builders import CLASSES, FEATURES, arrays, clients, mlp, seeded
 from fedhb.clients.clients import Clients
 from fedhb.errors import DivergedError, InputError
 from fedhb.likelihood import Categorical, GaussianRegression

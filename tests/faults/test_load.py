@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import pytest
-from scale import cases
+from fault_share import cases
 
 pytestmark = pytest.mark.faults
 

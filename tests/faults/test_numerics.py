@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import CASES, CLASSES, FEATURES, clients, mlp, plan, problem, seeded
+from fault_share import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scale import cases
 from torch import nn
 
 import fedhb
-from builders import CASES, CLASSES, FEATURES, clients, mlp, plan, problem, seeded
 from fedhb import distributions
 from fedhb.algorithms import NIW, FedAvg, Mixture
 from fedhb.clients.clients import Clients

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
-from scale import cases
+from builders import clients, mlp, plan, problem, same_bits
+from fault_share import cases
 
 import fedhb
-from builders import clients, mlp, plan, problem, same_bits
 from fedhb.engine import workers
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.in_process import InProcess
@@ -205,11 +206,11 @@ def test_slow_work_is_not_taken_for_a_hang(impatient, monkeypatch):
 
 SCRIPT = """
 import pathlib, sys, time
-sys.path[:0] = {paths!r}
+sys.path.insert(0, {helpers!r})
 import typer
 import fedhb
 from fedhb import cli
-from runs import fit
+from stopped_runs import fit
 
 class Slow(fedhb.FedAvg):
     def local_update(self, *args):
@@ -258,8 +259,12 @@ def test_nothing_is_left(how, tmp_path):
     for case in range(cases(20)):
         out, shared = tmp_path / str(case), shared_memory()
         rounds = 5 if number is None else 10_000
-        paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-        script = SCRIPT.format(rounds=rounds, paths=paths, fails=how == "by an error", out=str(out))
+        script = SCRIPT.format(
+            rounds=rounds,
+            helpers=str(Path(builders.__file__).parent),
+            fails=how == "by an error",
+            out=str(out),
+        )
         # a group of its own: Ctrl-C in a terminal reaches the workers too
         process = subprocess.Popen(
             [sys.executable, "-c", script],

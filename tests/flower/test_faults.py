@@ -21,8 +21,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     inflate_object_from_contents,
     validate_object_content,
 )
-from loopback import FIRST, Loopback
-from test_same_numbers import config, federation, small
+from loopback import FIRST, Loopback, config, federation, small
 
 from fedhb.algorithms import build
 from fedhb.answers.admission import Lengths, Refused

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from loopback import FIRST, Loopback
+from loopback import FIRST, Loopback, close, config, federation, small
 
 from fedhb.algorithms import ALGORITHMS
 from fedhb.answers.admission import Lengths
@@ -24,49 +24,6 @@ from fedhb.flower.server_app import serve
 from fedhb.likelihood import CALM, GaussianRegression
 from fedhb.runs.from_settings import make_clients, train
 from fedhb.runs.load import load
-from fedhb.runs.settings import Settings
-
-SMALL = {
-    "dataset": "digits", "num_clients": 4, "shards_per_client": 4, "max_examples": 60, "fraction": 0.5, "rounds": 3,
-    "batch_size": 10, "personal_epochs": 1, "workers": 1,
-}  # fmt: skip
-TOLERANCE = 2e-4
-"""One client at a time and several at once add in another order: float32, amplified by some sixty steps of SGD."""
-
-
-def small(algorithm: str, **changes) -> Settings:
-    return Settings.resolve(
-        {**SMALL, "algorithm": algorithm, "model": {"name": "mlp", "hidden": 6}, **changes}, {}
-    )
-
-
-def config(settings: Settings, out, **rules) -> dict:
-    return {
-        "settings": settings.to_toml({}),
-        "out": str(out),
-        "nodes": 4,
-        "poll": 0.001,
-        "deadline": 2.0,
-        **rules,
-    }
-
-
-def federation(settings: Settings, out, **rules) -> tuple[Loopback, dict]:
-    chosen = config(settings, out, **rules)
-    return Loopback([{"partition-id": k} for k in range(settings.num_clients)], chosen), chosen
-
-
-def close(ours, theirs, what: str) -> None:
-    assert ours.keys() == theirs.keys()
-    for key in ours:
-        torch.testing.assert_close(
-            ours[key],
-            theirs[key],
-            rtol=TOLERANCE,
-            atol=TOLERANCE,
-            msg=lambda text, key=key: f"{what} {key}: {text}",
-        )
-
 
 CASES = {name: {} for name in ALGORITHMS if name != "centralised"} | {
     "niw-last": {"niw": {"begin": "last"}},

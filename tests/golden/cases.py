@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import fedhb
 from fedhb.algorithms import ALGORITHMS, build
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))  # where the in-process nodes are
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))  # where the in-process nodes are
 
 Numbers = dict[str, np.ndarray]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+import finished
 import pytest
 
-import finished
 from fedhb.report import curves, run_data
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 
+import finished
 import numpy as np
 import pytest
 import torch
 
 import fedhb
-import finished
 from fedhb.report import run_data, summary_section
 from fedhb.runs.from_settings import train
 from fedhb.runs.settings import Settings

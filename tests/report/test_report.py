@@ -13,10 +13,10 @@ import tracemalloc
 from html.parser import HTMLParser
 from pathlib import Path
 
+import finished
 import numpy as np
 import pytest
 
-import finished
 from fedhb.cli import main
 from fedhb.errors import InputError
 from fedhb.report import clients_section, run_data

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import NodeInfo
@@ -13,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhb.flower.client_app import app as client_app
+from fedhb.runs.settings import Settings
 
 FIRST = 1000
 """The id of the first node: nodes and clients are not to be mixed up."""
@@ -81,3 +84,49 @@ class Loopback(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [reply for number in message_ids for reply in self.answers.pop(number, [])]
+
+
+SMALL = {
+    "dataset": "digits", "num_clients": 4, "shards_per_client": 4, "max_examples": 60, "fraction": 0.5, "rounds": 3,
+    "batch_size": 10, "personal_epochs": 1, "workers": 1,
+}  # fmt: skip
+TOLERANCE = 2e-4
+"""One client at a time and several at once add in another order: float32, amplified by some sixty steps of SGD."""
+
+
+def small(algorithm: str, **changes: Any) -> Settings:
+    """The settings of a small run on digits."""
+    return Settings.resolve(
+        {**SMALL, "algorithm": algorithm, "model": {"name": "mlp", "hidden": 6}, **changes}, {}
+    )
+
+
+def config(settings: Settings, out: Path, **rules: Any) -> dict[str, Any]:
+    """The run config of the server."""
+    return {
+        "settings": settings.to_toml({}),
+        "out": str(out),
+        "nodes": 4,
+        "poll": 0.001,
+        "deadline": 2.0,
+        **rules,
+    }
+
+
+def federation(settings: Settings, out: Path, **rules: Any) -> tuple[Loopback, dict[str, Any]]:
+    """A grid with a node for every client, and the run config."""
+    chosen = config(settings, out, **rules)
+    return Loopback([{"partition-id": k} for k in range(settings.num_clients)], chosen), chosen
+
+
+def close(ours: Any, theirs: Any, what: str) -> None:
+    """Check that two dictionaries of arrays have the same keys and nearly the same values."""
+    assert ours.keys() == theirs.keys()
+    for key in ours:
+        torch.testing.assert_close(
+            ours[key],
+            theirs[key],
+            rtol=TOLERANCE,
+            atol=TOLERANCE,
+            msg=lambda text, key=key: f"{what} {key}: {text}",
+        )

@@ -15,48 +15,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.table import Column, Table
-from small import COMMON, SETTINGS, write
+from small_experiment import COMMON, SETTINGS, Silent, complete, lines, plain, write
 
 from fedhb.cli import main
 from fedhb.errors import DivergedError, InputError
 from fedhb_paper import cells, experiments, jobs, records, table, workbench
 from fedhb_paper.commands import as_markdown
 from fedhb_paper.job_progress import Shown
-
-
-class Silent:
-    """A watcher that remembers."""
-
-    def __init__(self):
-        self.made, self.todo = [], None
-
-    def begin(self, todo):
-        self.todo = todo
-
-    def tell(self, job, share, text):
-        assert 0 <= share <= 1 and text
-
-    def recorded(self, record):
-        self.made.append(record)
-
-
-def complete(folder, processes=1, name="small", **choice):
-    experiment = experiments.load(folder, name)
-    watcher = Silent()
-    now = workbench.complete(
-        experiment, experiments.choose(experiment, **choice), processes, watcher
-    )
-    return watcher, now
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "small/records.jsonl").read_text().splitlines()]
-
-
-def plain(record):
-    """A record without what differs from run to run."""
-    result = {key: value for key, value in record["result"].items() if key != "seconds"}
-    return {**{key: value for key, value in record.items() if key != "seconds"}, "result": result}
 
 
 @pytest.fixture

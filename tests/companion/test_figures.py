@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small import COMMON, write
+from small_experiment import COMMON, write
 
 from fedhb.cli import main
 from fedhb.report.figures import Figure, Series

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from builders import clients, mlp, same_bits
 
 import fedhb
-from builders import clients, mlp, same_bits
 
 fork = multiprocessing.get_context("fork")
 

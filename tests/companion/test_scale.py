@@ -8,8 +8,7 @@ import shlex
 import numpy as np
 import pytest
 import torch
-from small import write
-from test_engine import complete, lines, plain
+from small_experiment import complete, lines, plain, write
 
 from fedhb import data
 from fedhb.data.dataset import Dataset, Examples

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from small import COMMON, write
+from small_experiment import COMMON, write
 
 from fedhb.algorithms import build
 from fedhb.errors import InputError

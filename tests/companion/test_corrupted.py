@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small import write
-from test_engine import lines
+from small_experiment import lines, write
 
 from fedhb.data.corruptions import CORRUPTIONS
 from fedhb_paper import experiments, table
