@@ -2,90 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import os
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+import math
 import pytest
 import torch
-
-from fedhb.algorithms import ALGORITHMS, FedBABU
-from fedhb.cli import main
+from fedhb.algorithms import ALGORITHMS
+from fedhb.algorithms import FedBABU
 from fedhb.clients.clients import Share
 from fedhb.errors import InputError
-from fedhb.files import of_file
-from fedhb.runs.settings import TRAINING, read_toml
-from fedhb_paper import cells, tune
-
-ROOT = Path(__file__).parent.parent
-SPACE = """
-seeds = [100, 101]
-trials = 4
-draw = 0
-[[stages]]
-keep = 1.0
-cells = ["one"]
-[[stages]]
-keep = 0.5
-cells = ["two"]
-[common]
-num_clients = 6
-shards_per_client = 3
-fraction = 0.5
-rounds = 2
-batch_size = 30
-validation = 0.2
-model = {hidden = 8}
-[cells.one]
-dataset = "digits"
-[cells.two]
-dataset = "digits"
-local_epochs = 2
-[shared]
-lr = [0.01, 0.1]
-personal_epochs = [1, 2]
-update = ["body", "full"]
-[own.niw]
-kl_weight = [1e-4, 1e-2]
-[own.fedavg]
-update = ["full"]
-"""
+from fedhb.runs.settings import TRAINING
+from fedhb.runs.settings import read_toml
+from fedhb_paper import tune
+from tuning import OWN
+from tuning import SPACE
+from tuning import run
+from tuning import write
+from tuning import write_data
 
 
-class Silent:
-    def __init__(self):
-        self.made = []
-
-    def begin(self, todo):
-        pass
-
-    def tell(self, job, share, text):
-        pass
-
-    def recorded(self, record):
-        self.made.append(record)
-
-
-def write(folder: Path, text: str = SPACE) -> Path:
-    path = folder / "tuning" / "space.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def run(path: Path, methods: Any = None) -> tuple[list[tune.Tuned], list[dict[str, Any]]]:
-    space, watcher = tune.Space.read(path), Silent()
-    return tune.tune(space, methods or space.methods, 1, watcher), watcher.made
-
-
-# ---- what is tried
+ROOT = Path(__file__).parents[2]
 
 
 def test_trials_are_different_and_begin_with_the_default(tmp_path):
@@ -193,9 +130,6 @@ def test_a_neighbour_that_is_no_experiment_is_passed_over(tmp_path, other):
 def test_a_method_without_a_space_is_refused(tmp_path):
     with pytest.raises(InputError, match="no space for 'fedprox'"):
         run(write(tmp_path), ["fedprox"])
-
-
-# ---- how it runs
 
 
 def test_every_method_has_the_same_budget(tmp_path):
@@ -328,222 +262,6 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
         from_settings.train(from_settings.Settings(num_clients=6, rounds=1), None, progress=False)
 
 
-# ---- data of one's own
-
-OWN = """
-seeds = [100]
-trials = 3
-[common]
-data = "mine.npz"
-rounds = 2
-fraction = 0.5
-validation = 0.2
-model = {hidden = 8}
-[cells.all]
-[[stages]]
-keep = 1.0
-cells = ["all"]
-[shared]
-lr = [0.001, 0.03]
-personal_epochs = [1, 5]
-[own.niw]
-[own.fedavg]
-"""
-
-
-def write_data(seed=0, real=False):
-    rng = np.random.default_rng(seed)
-    x, client = rng.normal(size=(200, 3)), np.repeat(["a", "b", "c", "d"], 50)
-    y = x.sum(1) + 0.1 * rng.normal(size=200)
-    np.savez("mine.npz", x=x, y=y if real else (y > 0).astype(int), client=client)
-    os.utime("mine.npz", (seed, seed))  # clocks tick slowly
-
-
-@pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    """A command in an empty folder: (exit code, what it printed)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedhb", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, " ".join((printed.out + printed.err).split())
-
-    return run
-
-
-def test_trials_on_a_file_are_of_what_was_in_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path, OWN)
-    write_data()
-    found, made = run(path)
-    digest = hashlib.sha256(Path("mine.npz").read_bytes()).hexdigest()
-    assert len(made) == 6 and {one.metric for one in found} == {"accuracy"}
-    assert {(r["settings"]["dataset"], r["settings"]["data"]) for r in made} == {
-        ("mine.npz", digest)
-    }
-    assert {json.dumps(r["result"]["data"]) for r in made} == {json.dumps({"mine.npz": digest})}
-    assert run(path)[1] == []
-    write_data(seed=1)
-    assert len(run(path)[1]) == 6
-
-
-def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
-    path = write(tmp_path, OWN)
-    code, printed = command("tune", path)
-    assert code == 2 and "mine.npz: there is no such file from here" in printed
-    write_data()
-    code, printed = command("tune", path)
-    assert (
-        code == 0
-        and f"fedhb compare --data mine.npz --rounds 2 --fraction 0.5 --set model.hidden=8 --tuned {path.parent / 'chosen.toml'}"
-        in printed
-    )
-    assert "not the default" not in printed
-    chosen = read_toml(path.parent / "chosen.toml")
-    assert chosen["niw"]["data"] == chosen["fedavg"]["data"] == of_file("mine.npz")
-    other = tune.Tuned(
-        "niw", "accuracy", 0.5, 0.6, {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9}, {}, trials=3
-    )
-    tune.write_chosen(path.parent / "chosen.toml", [other], of_file("mine.npz"))  # whatever it was
-    options = ("--data", "mine.npz", "--rounds", 1, "--seeds", 0, "--set", "model.hidden=8")
-    code, printed = command(
-        "compare",
-        *options,
-        "--algorithms",
-        "niw,fedavg,fedbabu",
-        "--tuned",
-        path.parent / "chosen.toml",
-    )
-    assert code == 0 and "chosen.toml has nothing of fedbabu: defaults are used there" in printed
-    settings = {
-        name: read_toml(Path(f"runs/compare/{name}-seed0/settings.toml"))
-        for name in ("niw", "fedavg", "fedbabu")
-    }
-    assert (
-        settings["niw"]["lr"],
-        settings["niw"]["personal_epochs"],
-        settings["niw"]["niw"]["p_do"],
-    ) == (0.007, 3, 0.9)
-    assert settings["fedavg"]["lr"] == chosen["fedavg"]["training"]["lr"]
-    assert settings["fedbabu"]["lr"] == FedBABU.training["lr"]
-    train = (
-        "train",
-        "--data",
-        "mine.npz",
-        "--rounds",
-        1,
-        "--out",
-        "x",
-        "--lr",
-        0.2,
-        "--set",
-        "niw.p_do=0.8",
-    )
-    code, printed = command(*train, "--tuned", path.parent / "chosen.toml")
-    assert code == 0 and "because flags or the settings file give it: lr, niw.p_do" in printed
-    one = read_toml(Path("x/settings.toml"))
-    assert (one["lr"], one["personal_epochs"], one["niw"]["p_do"]) == (
-        0.2,
-        3,
-        0.8,
-    )  # what is given counts
-    assert "chosen on other data" not in printed
-    tune.write_chosen(
-        path.parent / "both.toml", [other], f"a.npz 0123, {of_file('mine.npz')}"
-    )  # tuned on several files
-    assert (
-        "chosen on other data"
-        not in command(*train, "--resume", "--tuned", path.parent / "both.toml")[1]
-    )
-    assert (
-        "chosen on other data"
-        in command("train", "--rounds", 1, "--out", "y", "--tuned", path.parent / "both.toml")[1]
-    )
-    write_data(seed=1)
-    code, printed = command(*train, "--resume", "--tuned", path.parent / "chosen.toml")
-    assert "chosen.toml was chosen on other data: mine.npz" in printed
-    tune.write_chosen(
-        path.parent / "chosen.toml", [replace(other, method="fedavg")], of_file("mine.npz")
-    )
-    assert list(read_toml(path.parent / "chosen.toml")) == [
-        "fedavg"
-    ]  # the others are of other data
-
-
-@pytest.mark.parametrize("text", ["[mine]\nlr = 0.1\n", "[niw]\nlr = 1\n"])
-def test_a_file_that_was_not_written_by_tune_is_not_written_over(tmp_path, command, text):
-    """Said before the first trial, not after the last."""
-    path = write(tmp_path, OWN)
-    write_data()
-    (path.parent / "chosen.toml").write_text(text)
-    code, printed = command("tune", path)
-    assert (
-        code == 2
-        and "is not what `fedhb tune` writes" in printed
-        and (path.parent / "chosen.toml").read_text() == text
-    )
-    assert not (path.parent / "records.jsonl").exists()
-
-
-def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_data()
-    settings = {
-        "cells": {"digits": {"dataset": "digits"}, "mine": {}},
-        "variants": {"niw": {}},
-        "common": {"data": "mine.npz"},
-    }
-    found = {
-        cell: cells.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0})
-        for cell in settings["cells"]
-    }
-    assert [one["dataset"] for one in found.values()] == [
-        "digits",
-        "mine.npz",
-    ] and "data" not in found["digits"]
-    settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
-    with pytest.raises(InputError, match=r"both data=.mine\.npz. and dataset=.digits.: give one"):
-        cells.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
-
-
-def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_data()
-    before = cells.dataset_of("digits", "mine.npz")
-    assert cells.dataset_of("digits", "mine.npz") is before
-    write_data(seed=1)
-    assert cells.dataset_of("digits", "mine.npz") is not before
-
-
-def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path, OWN)
-    write_data()
-    neighbour = path.parent.parent / "study"
-    neighbour.mkdir()
-    (neighbour / "settings.toml").write_text("seeds = 3\n")
-    assert tune.Space.read(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[niw]\nlr = 0.1\n",
-        "lr = 0.1\n",
-        "[nwi.training]\n[nwi.settings]\n",
-        "[niw.training]\nrounds = 3\n[niw.settings]\n",
-    ],
-)
-def test_another_file_is_not_what_was_chosen(tmp_path, command, text):
-    Path("chosen.toml").write_text(text)
-    code, printed = command("train", "--rounds", 1, "--tuned", "chosen.toml")
-    assert code == 2 and "is not what `fedhb tune` writes for an algorithm" in printed
-
-
 def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
     """A trial that diverged is the worst, also where every NLL is above zero."""
     monkeypatch.chdir(tmp_path)
@@ -563,29 +281,6 @@ def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
     tune.write_chosen(path.parent / "chosen.toml", found)
     assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")["niw"].keys()
     assert tune.table(found).title == "validation NLL"
-
-
-# ---- what is chosen
-
-
-def test_the_command(tmp_path, command):
-    path = write(tmp_path)
-    code, printed = command("tune", path, "--algorithms", "fedavg", "--trials", "3")
-    assert code == 0 and "fedavg" in printed and "validation score" in printed
-    chosen = read_toml(path.parent / "chosen.toml")
-    assert set(chosen) == {"fedavg"} and chosen["fedavg"]["trials"] == 3
-    assert set(chosen["fedavg"]["training"]) == {"lr", "personal_epochs"} and chosen["fedavg"][
-        "settings"
-    ] == {"update": "full"}
-    assert ("not the default of the code yet" in printed) == bool(tune.differences(chosen))
-    assert command("tune", path, "--algorithms", "niw")[0] == 0
-    both = read_toml(path.parent / "chosen.toml")
-    assert set(both) == {"niw", "fedavg"} and both["fedavg"] == chosen["fedavg"]
-    records = [
-        json.loads(line) for line in (path.parent / "records.jsonl").read_text().splitlines()
-    ]
-    assert records[0]["command"] == f"fedhb tune {path} --trials 3 --algorithms fedavg"
-    assert command("tune", path, "--trials", "1000")[0] == 2
 
 
 def test_differences_from_the_code_are_seen(monkeypatch):

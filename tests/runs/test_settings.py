@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
 import dataclasses
 import math
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from fedhb.algorithms import ALGORITHMS, build
+from fedhb.algorithms import ALGORITHMS
 from fedhb.engine.schedule import SCHEDULES
 from fedhb.errors import InputError
 from fedhb.runs import settings as module
 from fedhb.runs.settings import Settings
+from hypothesis import given
+from hypothesis import strategies as st
+
 
 NAMES = [f.name for f in dataclasses.fields(Settings) if f.name != "options"]
 
@@ -26,11 +25,15 @@ def no_training_of_their_own(monkeypatch):
         monkeypatch.setattr(cls, "training", {})
 
 
-# ---- a round trip
-
 at_least_one, not_negative = st.integers(1, module.MOST), st.integers(0, module.MOST)
+
+
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
+
+
 share = st.floats(0, 1, exclude_max=True)
+
+
 values = st.one_of(
     st.booleans(),
     st.integers(),
@@ -38,6 +41,8 @@ values = st.one_of(
     st.text(),
     st.lists(st.one_of(st.integers(), st.text(max_size=5))),
 )
+
+
 fields = {
     **dict.fromkeys(("dataset", "data", "model", "head", "device", "unseen"), st.text()),
     **dict.fromkeys(
@@ -108,9 +113,6 @@ def test_names_that_settings_repeat_are_the_registries():
     assert SCHEDULES == module.SCHEDULES
 
 
-# ---- where values come from
-
-
 def write(tmp_path, text):
     path = tmp_path / "run.toml"
     path.write_text(text)
@@ -130,41 +132,6 @@ def test_defaults_then_file_then_flags_then_set(tmp_path):
         "mixture": {"num_prototypes": 3},
     }
     assert Settings.resolve(None, {}) == Settings()
-
-
-def test_values_may_come_as_text():
-    settings = Settings.resolve(None, {"rounds": "12", "lr": "1e-3", "dataset": "mnist"})
-    assert (settings.rounds, settings.lr, settings.dataset) == (12, 1e-3, "mnist")
-    assert Settings.resolve(None, {"rounds": 12.0}).rounds == 12
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("niw.kl_weight=0.001", 0.001),
-        ("niw.kl_weight = 1e-3", 0.001),
-        ("niw.num_samples=3", 3),
-        ("niw.begin=last", "last"),
-        ("niw.begin='last'", "last"),
-        ('niw.begin="a = b"', "a = b"),
-        ("niw.begin=a=b", "a=b"),
-        ("niw.shrink=true", True),
-        ("niw.begin=", ""),
-        ("niw.list=[1, 2]", [1, 2]),
-    ],
-)
-def test_set_reads_toml_values_or_text(text, value):
-    (found,) = Settings.resolve(None, {}, [text]).options["niw"].values()
-    assert found == value and type(found) is type(value)
-
-
-@pytest.mark.parametrize("text", ["niw.kl_weight", "kl_weight=1", "niw.=1", "=1", "niw=1", ""])
-def test_set_needs_table_key_and_value(text):
-    with pytest.raises(InputError, match=r"write TABLE\.KEY=VALUE"):
-        Settings.resolve(None, {}, [text])
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(
@@ -213,6 +180,8 @@ def test_a_value_that_a_file_cannot_hold_is_refused():
 
 
 INFINITY = math.inf
+
+
 BOUNDS = {
     **{
         name: ([1, 10**9], [0, -1])
@@ -283,112 +252,3 @@ def test_a_flag_without_effect_is_refused_and_a_files_value_is_not(name):
         )  # it matters where the flag is, not where the others are
     assert Settings.resolve(idle, {}) == Settings.resolve({name: idle[name]}, others | {name: None})
     assert getattr(Settings.resolve(None, idle | remedy), name) == idle[name]
-
-
-# ---- an algorithm's own settings
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("fedag", {}, "unknown algorithm 'fedag' .did you mean 'fedavg'"),
-        ("niw", {"kl_wieght": 1}, "niw has no setting 'kl_wieght' .did you mean 'kl_weight'"),
-        ("niw", {"kl_weight": "much"}, "niw.kl_weight='much' is not a value like"),
-        ("niw", {"begin": "first"}, "niw.begin='first': choose global or last"),
-        ("niw", {"update": "head"}, "niw.update='head': choose body or full"),
-        ("niw", {"dof": "half"}, "niw.dof='half'"),
-        ("niw", {"precision": "median"}, "niw.precision='median'"),
-        ("niw", {"p_do": 1.5}, "niw.p_do=1.5: give a number of at least 0.0 and at most 1.0"),
-        ("niw", {"p_do": -0.1}, "niw.p_do=-0.1"),
-        ("niw", {"p_do": math.nan}, "niw.p_do=nan"),
-        ("niw", {"lambda0": -1}, "niw.lambda0=-1.0"),
-        ("niw", {"prior_scale": 0}, "niw.prior_scale=0.0: give a positive number"),
-        ("niw", {"num_samples": -1}, "niw.num_samples=-1"),
-        ("niw", {"num_samples": 1.5}, "niw.num_samples=1.5"),
-        ("niw", {"kl_weight": -1}, "niw.kl_weight=-1.0"),
-        ("mixture", {"num_prototypes": 0}, "mixture.num_prototypes=0"),
-        ("mixture", {"sigma2": 0}, "mixture.sigma2=0.0"),
-        ("mixture", {"shrink": "perhaps"}, "mixture.shrink='perhaps' is not true or false"),
-        ("fedprox", {"mu": -0.5}, "fedprox.mu=-0.5"),
-        ("fedavg", {"weighted": 2}, "fedavg.weighted=2 is not true or false"),
-    ],
-)
-def test_an_algorithms_settings_are_checked(name, options, says):
-    with pytest.raises(InputError, match=says):
-        build(name, options)
-
-
-def test_an_algorithms_settings_are_taken():
-    algorithm = build(
-        "mixture", {"num_prototypes": "3", "shrink": "false", "sigma2": 1, "begin": "last"}
-    )
-    assert (algorithm.num_prototypes, algorithm.shrink, algorithm.sigma2, algorithm.begin) == (
-        3,
-        False,
-        1.0,
-        "last",
-    )
-    assert build("niw", {"p_do": 1, "lambda0": 0, "num_samples": 0}).p_do == 1.0
-
-
-def test_settings_know_the_registry():
-    """The names stand twice so that the command line's help need not import torch."""
-    from fedhb.algorithms import ALGORITHMS
-    from fedhb.runs import settings
-
-    assert tuple(ALGORITHMS) == settings.ALGORITHMS
-
-
-# ---- values that an algorithm has of its own
-
-
-@pytest.fixture
-def own_training(monkeypatch):
-    """FedBABU with values of its own."""
-    monkeypatch.setattr(ALGORITHMS["fedbabu"], "training", {"lr": 0.02, "personal_epochs": 2})
-
-
-def test_an_algorithms_own_training_comes_before_the_defaults_and_after_what_is_given(
-    own_training, tmp_path
-):
-    settings = Settings.resolve(None, {"algorithm": "fedbabu"})
-    assert (settings.lr, settings.personal_epochs, settings.momentum) == (0.02, 2, 0.9)
-    assert (
-        Settings.resolve(None, {"algorithm": "fedbabu", "lr": 0.1}).lr == 0.1
-    )  # given, though it is the default
-    path = write(tmp_path, "algorithm = 'fedbabu'\nlr = 0.3\n")
-    assert (Settings.resolve(path, {}).lr, Settings.resolve(path, {}).personal_epochs) == (0.3, 2)
-    assert Settings.resolve({"algorithm": "fedbabu", "fedbabu": {"weighted": True}}, {}).lr == 0.02
-    assert Settings.resolve(None, {"algorithm": "fedavg"}).lr == 0.1
-    assert module.training_values(build("fedbabu"), {"lr": None, "momentum": 0.5}) == {
-        "lr": 0.02, "momentum": 0.5, "personal_lr": 1e-3, "personal_epochs": 2,
-    }  # fmt: skip
-
-
-def test_resolved_settings_do_not_change_with_the_algorithms_own(own_training, tmp_path):
-    settings = Settings.resolve(None, {"algorithm": "fedbabu"})
-    ALGORITHMS["fedbabu"].training["lr"] = 0.7
-    assert read_back(settings, tmp_path) == settings and settings.lr == 0.02
-
-
-def test_training_has_known_names_only(monkeypatch):
-    monkeypatch.setattr(ALGORITHMS["fedbabu"], "training", {"rounds": 3})
-    with pytest.raises(InputError, match=r"fedbabu.training has 'rounds'"):
-        Settings.resolve(None, {"algorithm": "fedbabu"})
-
-
-def test_help_does_not_wait_for_torch():
-    import subprocess
-    import sys
-
-    code = "import fedhb.cli, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_an_algorithms_own_training_values_are_not_inherited(monkeypatch):
-    from fedhb.algorithms import FedAvg
-
-    monkeypatch.setattr(FedAvg, "training", {"lr": 0.07})
-    assert Settings.resolve(None, {"algorithm": "fedavg"}).lr == 0.07
-    assert Settings.resolve(None, {"algorithm": "fedpa"}).lr != 0.07
-    assert Settings.resolve(None, {"algorithm": "fedavg", "lr": 0.2}).lr == 0.2
