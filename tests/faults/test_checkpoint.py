@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from builders import Wrapped, clients, mlp, same_bits
-from stopped_runs import assert_same, fit, fork
+from stopped_runs import assert_same, fit, stopped
 
 import fedhb
-from fedhb.engine.loop import State
 from fedhb.errors import InputError
-from fedhb.files import write_atomically
 from fedhb.likelihood import GaussianRegression
-from fedhb.runs import checkpoint, folder
-from fedhb.runs.folder import RunFolder
+from fedhb.runs import checkpoint
 
 ROUNDS = 6
-
-
-def stopped(out: Path, at: int = 5, **options: Any) -> Path:
-    """A run that was interrupted: its folder holds the checkpoints of rounds 4 and 5."""
-
-    def interrupt(done: int) -> None:
-        if done == at:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(out, interrupt, **options)
-    return out
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Any:
     return fit(tmp_path_factory.mktemp("whole") / "run")
-
-
-# ---- damaged files
 
 
 def truncate(path: Path) -> None:
@@ -212,46 +191,6 @@ def test_a_line_cut_short_is_forgotten(torn, whole, tmp_path):
     assert_same(fit(out), whole, out)
 
 
-def test_checkpoints_are_in_the_order_of_their_rounds(tmp_path):
-    """By number: as text, round 1,000,000 comes before round 999,999, and the newest would be removed as the oldest."""
-    for done in range(999_998, 1_000_002):
-        checkpoint.save(
-            tmp_path,
-            State({"theta": torch.full((2,), float(done))}, done=done),
-            {"theta": torch.zeros(2)},
-            "f" * 64,
-        )
-    assert {path.name for path in tmp_path.glob("round-*.json")} == {
-        "round-1000000.json",
-        "round-1000001.json",
-    }
-    state, _ = checkpoint.load(tmp_path)
-    assert state.done == 1_000_001 and state.server["theta"][0] == 1_000_001
-
-
-def test_files_no_longer_needed_are_removed(tmp_path):
-    out = tmp_path / "run"
-    fit(out, checkpoint_every=1)
-    names = {
-        p.relative_to(out / "checkpoint").as_posix()
-        for p in (out / "checkpoint").rglob("*")
-        if p.is_file()
-    }
-    kept = {"round-000005", "round-000006"}
-    assert {n for n in names if n.endswith(".json")} == {f"{n}.json" for n in kept} | {
-        "result.json"
-    }
-    needed = set()
-    for name in kept:
-        needed |= json.loads((out / "checkpoint" / f"{name}.json").read_text())["sha256"].keys()
-    assert names - {f"{n}.json" for n in kept} - {"result.json"} == needed
-    assert sum(n.startswith("constants-") for n in names) == 1
-    # clients that did not take part in the last rounds keep the file of their own last round
-    assert len({n[-18:] for n in names if n.startswith("memory/")}) > 2
-
-
-# ---- another configuration
-
 OTHERS = {
     "learning rate": ({"lr": 0.07}, r"lr=0\.07, begun with 0\.05"),
     "rounds": ({"rounds": 7}, "rounds=7, begun with 6"),
@@ -325,98 +264,3 @@ def test_another_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(InputError, match="has format 99"):
         fit(out)
-
-
-# ---- two at once
-
-
-def test_a_folder_in_use_is_refused(tmp_path):
-    out = tmp_path / "run"
-    inside, go_on = fork.Event(), fork.Event()
-    process = fork.Process(target=fit, args=(out, lambda done: (inside.set(), go_on.wait(30))))
-    process.start()
-    try:
-        assert inside.wait(30)
-        with pytest.raises(InputError, match=f"{re.escape(str(out))} is in use by another process"):
-            fit(out)
-        with pytest.raises(InputError, match="already holds a run"):
-            fit(out, resume=False)
-    finally:
-        go_on.set()
-        process.join()
-    assert process.exitcode == 0
-    assert fit(out).state.done == ROUNDS  # free again, and finished
-
-
-def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(folder.fcntl, "flock", refuse)
-    with RunFolder(tmp_path / "run").locked():
-        assert (tmp_path / "run").is_dir()
-
-
-def test_the_lock_is_given_back_whatever_happens(tmp_path):
-    out = stopped(tmp_path / "run", at=2)
-    for _ in range(2):
-        with pytest.raises(InputError, match="another configuration"):
-            fit(out, lr=0.07)
-    one = RunFolder(out)
-    one.lock()
-    with pytest.raises(InputError, match="in use"):
-        RunFolder(out).lock()
-    one.unlock()
-    with RunFolder(out).locked():
-        pass
-
-
-# ---- files written whole or not at all
-
-
-@pytest.mark.parametrize("operation", ["os.fsync", "pathlib.Path.replace"])
-def test_a_failed_write_leaves_the_old_content(operation, tmp_path, monkeypatch):
-    path = tmp_path / "new" / "file"
-    write_atomically(path, b"old")
-
-    def fails(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(operation, fails)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, b"new")
-    monkeypatch.undo()
-    assert path.read_bytes() == b"old"
-    write_atomically(path, b"newer")
-    assert path.read_bytes() == b"newer" and [p.name for p in path.parent.iterdir()] == ["file"]
-
-
-def test_content_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """The order that makes it safe: sync the content, rename, sync the folder."""
-    order = []
-    sync, rename = os.fsync, Path.replace
-    monkeypatch.setattr(folder.os, "fsync", lambda handle: (order.append("sync"), sync(handle)))
-    monkeypatch.setattr(
-        Path, "replace", lambda self, target: (order.append("rename"), rename(self, target))
-    )
-    write_atomically(tmp_path / "file", b"content")
-    assert order == ["sync", "rename", "sync"]
-
-
-def test_arrays_of_every_kind_survive(tmp_path):
-    arrays = {
-        "view": torch.arange(12, dtype=torch.float64).view(3, 4).T,
-        "expanded": torch.ones(1).expand(5),
-        "half": torch.arange(6, dtype=torch.float16)[::2],
-        "count": torch.tensor(3),
-        "empty": torch.zeros(0, 4),
-        "flag": torch.tensor([True, False]),
-    }
-    digest = checkpoint.write_arrays(tmp_path / "arrays.safetensors", arrays)
-    assert same_bits(checkpoint._read_checked(tmp_path / "arrays.safetensors", digest), arrays)
-    shared = torch.arange(4.0)
-    digest = checkpoint.write_arrays(
-        tmp_path / "shared.safetensors", {"a": shared, "b": shared[1:]}
-    )
-    found = checkpoint._read_checked(tmp_path / "shared.safetensors", digest)
-    np.testing.assert_array_equal(found["b"], [1, 2, 3])

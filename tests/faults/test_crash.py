@@ -1,18 +1,15 @@
-"""A process that is killed, wherever: resuming gives the numbers of an undisturbed run to the last bit, and each round once."""
+"""A process that is killed, wherever: resuming gives the numbers of an undisturbed run."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import builders
 import numpy as np
 import pytest
 import torch
@@ -25,10 +22,9 @@ from fedhb.errors import InputError
 from fedhb.runs.folder import RunFolder
 
 SHORT: dict[str, Any] = {"checkpoint_every": 1, "rounds": 3}
+
+
 LONG: dict[str, Any] = {"checkpoint_every": 2, "rounds": 60}
-
-
-# ---- at every named step
 
 
 def kind(path: Any) -> str:
@@ -172,9 +168,6 @@ def test_killed_again_while_it_resumes(tmp_path):
     assert_same(fit(out, **SHORT), whole, out)
 
 
-# ---- at random moments
-
-
 @pytest.fixture
 def long_run(tmp_path, no_waiting_for_the_disk) -> tuple[Any, float]:
     begun = time.perf_counter()
@@ -210,9 +203,6 @@ def test_killed_many_times_in_one_run(how, long_run, tmp_path):
     while killed_after(out, rng.uniform(0.05, 0.4) * duration, how):
         pass
     assert_same(fit(out, **LONG), whole, out)
-
-
-# ---- damaged files
 
 
 def damage(path: Path, rng: random.Random) -> str:
@@ -302,123 +292,6 @@ def test_damaged_files(tmp_path, monkeypatch, private):
         for key in ("global", "personalised", "per_client", "communication"):
             assert again.result[key] == whole.result[key], what
     assert told and went_on
-
-
-# ---- a disk that is full, a folder that cannot be written to
-
-CHILD = """
-import sys
-sys.path.insert(0, {helpers!r})
-import os, pathlib, warnings
-os.fsync = lambda handle: None
-import typer
-from stopped_runs import fit
-from fedhb import cli
-cli.app = typer.Typer(pretty_exceptions_enable=False)
-cli.app.command()(lambda out: fit(pathlib.Path(out), **{options!r}))
-cli.main()
-"""
-
-
-def child(out: Path, shell: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The run as the command line would do it, after some lines of shell in a mount namespace of its own."""
-    code = CHILD.format(helpers=str(Path(builders.__file__).parent), options=options)
-    start = (
-        ["unshare", "--map-root-user", "--mount", "sh", "-c"] if "mount" in shell else ["sh", "-c"]
-    )
-    return subprocess.run(
-        [*start, f'{shell}\nexec "$@"', "sh", sys.executable, "-c", code, str(out)],
-        capture_output=True,
-        text=True,
-    )
-
-
-def can_mount() -> bool:
-    where = "/tmp" if Path("/tmp").is_dir() else "."
-    tried = ["unshare", "--map-root-user", "--mount", "sh", "-c", f"mount -t tmpfs tmpfs {where}"]
-    try:
-        return subprocess.run(tried, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-needs_mounts = pytest.mark.skipif(
-    not can_mount(), reason="this system does not let users mount a tmpfs in a namespace of theirs"
-)
-
-
-def told_without_traceback(ended: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    said = " ".join(ended.stderr.split())
-    assert ended.returncode == code, said
-    assert "Traceback" not in said
-    for word in words:
-        assert word in said, said
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("limit", [1, 3, 8])
-def test_no_room_for_a_file(limit, tmp_path):
-    """Files may have no more than so many blocks: writes fail as on a full disk, and the run goes on once there is room."""
-    options: dict[str, Any] = {"rounds": 60, "checkpoint_every": 1}
-    whole = fit(tmp_path / "whole", **options)
-    out = tmp_path / "run"
-    told_without_traceback(
-        child(out, f"ulimit -f {limit}; trap '' XFSZ", **options),
-        1,
-        "File too large",
-        "--resume",
-        str(out),
-    )
-    assert_same(fit(out, **options), whole, out)
-
-
-@pytest.mark.faults
-@needs_mounts
-def test_a_full_disk(tmp_path):
-    """A tmpfs of some kilobytes, a little larger each time. What it holds when the run fails is copied out, and goes on."""
-    options: dict[str, Any] = {"rounds": 60, "checkpoint_every": 2}
-    whole = fit(tmp_path / "whole", **options)
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    failed = 0
-    for kilobytes in range(16, 200, 8 if cases(100) > 5 else 48):
-        out = tmp_path / str(kilobytes)
-        out.mkdir()
-        shell = f'mount -t tmpfs -o size={kilobytes}k tmpfs {disk}; "$@"; code=$?; cp -r {disk}/run/. {out}/; exit $code'
-        ended = child(disk / "run", shell, **options)
-        if ended.returncode == 0:
-            break
-        told_without_traceback(ended, ended.returncode, "No space left on device", "run")
-        assert ended.returncode in (1, 2)  # 2: not even the folder could be made
-        failed += 1
-        assert_same(fit(out, **options), whole, out)
-    assert failed >= 2
-
-
-@pytest.mark.faults
-@needs_mounts
-def test_a_folder_that_cannot_be_written_to(tmp_path):
-    """Nobody writes to it, the super-user neither; a finished run in it can be used."""
-    out = tmp_path / "run"
-    fit(out, lambda done: None)
-    mounted = f"mount --bind {out} {out}; mount -o remount,ro,bind {out}"
-    ended = child(out, mounted)
-    assert ended.returncode == 0 and not ended.stderr, (
-        ended.stderr
-    )  # finished: nothing is to be written
-    told_without_traceback(child(out, mounted, lr=0.5, rounds=7), 2, "another configuration")
-    flags = {"resume": False}
-    told_without_traceback(child(out, mounted, **flags), 2, "already holds a run")
-    new = tmp_path / "empty"
-    new.mkdir()
-    shell = f"mount --bind {new} {new}; mount -o remount,ro,bind {new}"
-    told_without_traceback(
-        child(new, shell), 2, "cannot write to", "Read-only file system", "another --out"
-    )
-    assert not list(new.iterdir())
-
-
-# ---- two processes, one folder
 
 
 @pytest.mark.faults

@@ -13,33 +13,16 @@ import numpy as np
 import pytest
 import torch
 from builders import CLASSES, FEATURES, arrays, clients, mlp, seeded
+from quick_fit import fit
 from torch import nn
 
 import fedhb
 from fedhb.clients.clients import Clients
 from fedhb.errors import DivergedError, InputError
-from fedhb.likelihood import Categorical, GaussianRegression
+from fedhb.likelihood import GaussianRegression
 from fedhb.runs import checkpoint
 
 X, Y = np.zeros((3, FEATURES)), np.array([0, 1, 2])
-
-
-def fit(
-    model: Any = None, who: Clients | None = None, algorithm: Any = None, **options: Any
-) -> Any:
-    chosen: dict[str, Any] = {
-        "rounds": 2,
-        "fraction": 0.5,
-        "batch_size": 4,
-        "personal_epochs": 1,
-        "progress": False,
-    } | options
-    return fedhb.fit(
-        model or mlp(torch.float32), who if who is not None else clients(), algorithm, **chosen
-    )
-
-
-# ---- data
 
 
 @pytest.mark.parametrize(
@@ -68,9 +51,6 @@ def test_clients(train, test, says):
 def test_a_label_beyond_the_classes():
     with pytest.raises(InputError, match=r"label 2 is out of range 0\.\.1"):
         Clients.from_arrays([(X, Y)], num_classes=2)
-
-
-# ---- the model
 
 
 class Strict(nn.Module):
@@ -143,9 +123,6 @@ def test_outputs_for_real_targets(outputs, likelihood, says):
             fit(model, who, likelihood=likelihood)
 
 
-# ---- the settings of fit
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -197,9 +174,6 @@ def test_a_client_with_one_example_and_batch_norm():
         fit(model, clients([4, 1, 4]), fraction=1.0)
 
 
-# ---- the folder
-
-
 def test_a_folder_that_holds_a_run(tmp_path):
     fit(out=tmp_path / "run")
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
@@ -224,109 +198,9 @@ def test_a_folder_with_other_files_is_used_and_they_stay(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine" and (tmp_path / "result.json").exists()
 
 
-def test_loading_what_is_no_run(tmp_path):
-    with pytest.raises(InputError, match=r"absent holds no run \(problem.json is missing\)"):
-        fedhb.load(tmp_path / "absent")
-    run = tmp_path / "run"
-    fit(out=run)
-    with pytest.raises(
-        InputError, match=r"trained with a module of your own: give it, load\(path, model="
-    ):
-        fedhb.load(run)
-    with pytest.raises(InputError, match="same architecture and head"):
-        fedhb.load(run, model=nn.Sequential(nn.Linear(FEATURES, 9), nn.Linear(9, CLASSES)))
-    content = (run / "problem.json").read_text()
-    for damaged in (content[:50], "[]", "null", ""):
-        (run / "problem.json").write_text(damaged)
-        with pytest.raises(InputError, match=r"problem\.json"):
-            fedhb.load(run, model=mlp(torch.float32))
-
-
-def test_a_likelihood_of_ones_own_is_asked_for(tmp_path):
-    class Own(Categorical):
-        pass
-
-    fit(likelihood=Own(CLASSES), out=tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"likelihood of your own: give it, load\(path, likelihood="
-    ):
-        fedhb.load(tmp_path / "run", model=mlp(torch.float32))
-    loaded = fedhb.load(tmp_path / "run", model=mlp(torch.float32), likelihood=Own(CLASSES))
-    assert isinstance(loaded.problem.likelihood, Own)
-
-
-# ---- a trained run
-
-
 @pytest.fixture(scope="module")
 def run() -> Any:
     return fit()
-
-
-@pytest.mark.parametrize(
-    ("x", "says"),
-    [
-        (np.zeros((2, 3)), r"inputs have shape \(2, 3\): give \[n, 4\]"),
-        (np.zeros(4), r"inputs have shape \(4,\)"),
-        (np.full((2, 4), np.nan), "inputs: row 0, column 0 holds NaN"),
-        (np.full((2, 4), "a"), "inputs have type <U1"),
-        (np.zeros((2, 4), complex), "inputs have type complex128"),
-    ],
-)
-def test_inputs_of_predict_and_personalise(run, x, says):
-    with pytest.raises(InputError, match=says):
-        run.predict(x)
-    with pytest.raises(InputError, match=says):
-        run.personalise(x, np.zeros(len(x), int))
-
-
-@pytest.mark.parametrize(
-    ("y", "says"),
-    [
-        (np.array([0, 1]), "3 inputs and 2 targets"),
-        (np.array([0, 1, 3]), r"0\.\.3"),
-        (np.array([0, 1, -1]), r"-1\.\.1"),
-        (np.array([0.5, 1.0, 2.0]), "float64"),
-        (np.array(["a", "b", "c"]), "<U1"),
-        (np.zeros((3, 1), int), r"shape \(3, 1\)"),
-    ],
-)
-def test_targets_of_personalise(run, y, says):
-    with pytest.raises(InputError, match=says):
-        run.personalise(X, y)
-
-
-def test_targets_of_a_personalised_regression():
-    who = Clients.from_arrays([(x, x[:, :2]) for x, _ in arrays()])
-    regression = fit(mlp(torch.float32, outputs=4), who)
-    with pytest.raises(InputError, match=r"shape \(3,\)"):
-        regression.personalise(X, np.zeros(3))
-    with pytest.raises(InputError, match="targets: row 1, column 0 holds NaN"):
-        regression.personalise(X, np.array([[0, 0], [np.nan, 0], [0, 0]]))
-
-
-@pytest.mark.parametrize("options", [{"epochs": 0}, {"epochs": -1}, {"lr": 0.0}, {"lr": math.nan}])
-def test_settings_of_personalise(run, options):
-    ((name, value),) = options.items()
-    with pytest.raises(InputError, match=f"{name}={value}"):
-        run.personalise(X, Y, **options)
-
-
-def test_nothing_to_personalise_on(run):
-    with pytest.raises(InputError, match="0 inputs and 0 targets"):
-        run.personalise(X[:0], Y[:0])
-
-
-def test_nothing_to_predict(run):
-    assert run.predict(X[:0]).shape == (0, CLASSES)
-
-
-def test_evaluating_a_split_that_is_not_there(run):
-    with pytest.raises(InputError, match="split='validation': give one that the clients have"):
-        run.evaluate(clients(), "validation")
-
-
-# ---- training that diverges
 
 
 @pytest.mark.parametrize(

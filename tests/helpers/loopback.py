@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -130,3 +131,32 @@ def close(ours: Any, theirs: Any, what: str) -> None:
             atol=TOLERANCE,
             msg=lambda text, key=key: f"{what} {key}: {text}",
         )
+
+
+def patients(client: int, settings: Any) -> Any:
+    """An owner's function: the training and test examples of this client."""
+    rng = np.random.default_rng(client)
+    return (rng.normal(size=(20, 4)), rng.integers(0, 2, 20)), None
+
+
+def own_files(folder, regression: int):
+    """Four owners' files, and the same data as one file with a column `client`: labels, one real target, or three."""
+    rng, parts = np.random.default_rng(3), []
+    for k in range(4):
+        n = 30 + 7 * k
+        x = rng.normal(loc=k, scale=1 + k, size=(n, 5)).astype(np.float32)
+        y = (
+            (x[:, 0] * 2 + rng.normal(size=n)).astype(np.float32)
+            if regression
+            else rng.integers(0, 3, n)
+        )
+        y = (
+            np.stack([y, 1000 - 300 * x[:, 1], np.full_like(y, 0.1)], axis=1)
+            if regression > 1
+            else y
+        )
+        split = ((np.arange(n) % 5 == 0) & (k != 2)).astype(np.int64)  # client 2 has no test rows
+        np.savez(folder / f"{k}.npz", x=x, y=y, split=split)
+        parts.append((x, y, split, np.full(n, k)))
+    x, y, split, client = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    np.savez(folder / "all.npz", x=x, y=y, split=split, client=client)

@@ -181,3 +181,35 @@ def aggregate(
         total = add(total, algorithm.summarise(problem, received, found, RNG))
     assert total is not None
     return algorithm.aggregate(problem, server, total, RNG)
+
+
+# ---- runs to compare
+
+
+TRAINING: dict[str, Any] = {
+    "rounds": 3,
+    "fraction": 0.6,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "seed": 2,
+    "progress": False,
+}
+"""Keywords of `fedhb.fit` for a short run."""
+
+
+def batch_normed() -> nn.Module:
+    """A network with running statistics."""
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    )
+
+
+def same_bits(one: Arrays, other: Arrays) -> bool:
+    """Return whether both have the same keys and, to the last bit, the same values."""
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def same_network(one: Arrays, other: Arrays) -> bool:
+    """Return whether theta, head and buffers, where both have them, are equal to the last bit."""
+    keys = [{"theta", "head", "buffers"} & arrays.keys() for arrays in (one, other)]
+    return keys[0] == keys[1] and all(torch.equal(one[key], other[key]) for key in keys[0])

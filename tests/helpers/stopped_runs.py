@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from builders import clients, mlp, same_bits
 
@@ -72,3 +73,15 @@ def assert_same(run: Any, whole: Any, out: Path) -> None:
         memories(loaded), memories(whole)
     )
     assert not list((out / "checkpoint").rglob("*.tmp"))
+
+
+def stopped(out: Path, at: int = 5, **options: Any) -> Path:
+    """A run that was interrupted: its folder holds the checkpoints of rounds 4 and 5."""
+
+    def interrupt(done: int) -> None:
+        if done == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(out, interrupt, **options)
+    return out

@@ -1,5 +1,7 @@
 """The user's own .npz: what is read, what is refused, and how rows are split."""
 
+from __future__ import annotations
+
 import hashlib
 import io
 import zipfile
