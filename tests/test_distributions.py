@@ -252,18 +252,16 @@ def test_float32_distances_of_millions_of_coordinates() -> None:
 # --- what is refused
 def test_impossible_parameters_are_refused() -> None:
     one, two = vector(1.0), vector(1.0, 2.0)
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="length"):
         NIW(one, two, 1.0, 5.0)
-    with pytest.raises(
-        ValueError, match=r"n0 is 1\.0: an Inverse-Wishart of dimension 2 needs n0 > 1"
-    ):
+    with pytest.raises(ValueError, match=r"n0 .*1\.0.*n0 > 1"):
         NIW(two, two, 1.0, 1.0)
     NIW(two, two, 1.0, 1.0, "per_coordinate")  # enough in one dimension
-    with pytest.raises(ValueError, match="l0 is 0"):
+    with pytest.raises(ValueError, match=r"l0 .*0"):
         NIW(two, two, 0.0, 5.0)
-    with pytest.raises(ValueError, match="dof is 'half'"):
+    with pytest.raises(ValueError, match=r"dof .*'half'"):
         NIW(two, two, 1.0, 5.0, "half")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="nu is nan"):
+    with pytest.raises(ValueError, match=r"nu .*nan"):
         StudentT(math.nan, two, two, joint=True)
-    with pytest.raises(ValueError, match="same dof and size"):
+    with pytest.raises(ValueError, match="dof"):
         niw_kl(NIW(two, two, 1.0, 5.0), NIW(two, two, 1.0, 5.0, "per_coordinate"))

@@ -44,5 +44,5 @@ def test_set_reads_toml_values_or_text(text, value):
 
 @pytest.mark.parametrize("text", ["niw.kl_weight", "kl_weight=1", "niw.=1", "=1", "niw=1", ""])
 def test_set_needs_table_key_and_value(text):
-    with pytest.raises(InputError, match=r"write TABLE\.KEY=VALUE"):
+    with pytest.raises(InputError, match=r"TABLE\.KEY=VALUE"):
         Settings.resolve(None, {}, [text])

@@ -105,7 +105,7 @@ def test_the_pool_is_augmented_and_spares_batch_norm_single_examples() -> None:
     for key in ("theta", "buffers"):
         torch.testing.assert_close(new[key], found[key][0], rtol=0, atol=1e-15)
         assert not torch.equal(new[key], server[key])
-    with pytest.raises(InputError, match="client 1 has a single example"):
+    with pytest.raises(InputError, match=r"client 1 .*example"):
         Centralised(update="body", shuffle="client").local_update(
             problem, server, clients, {}, plan, RNG
         )

@@ -37,7 +37,7 @@ from fedhb.runs.from_settings import withhold
 SIZES = (9, 6, 4, 7, 8)
 
 
-alone = pytest.mark.filterwarnings("ignore:fedbe has no server inputs")
+alone = pytest.mark.filterwarnings("ignore:.*fedbe.*server inputs")
 
 
 def with_inputs(clients: Clients, count: int = 11, seed: int = 9) -> Clients:

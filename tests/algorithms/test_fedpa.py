@@ -130,7 +130,7 @@ def test_the_servers_step_by_hand() -> None:
 
 
 def test_a_delta_that_is_not_finite_is_an_error() -> None:
-    with pytest.raises(fedhb.DivergedError, match=r"round 1: client \d sent 'theta'"):
+    with pytest.raises(fedhb.DivergedError, match=r"round 1.*client \d.*'theta'"):
         trained(mlp(4, 5, 3).float(), FedPA(), lr=1e30)
 
 
@@ -157,7 +157,7 @@ def test_clients_with_too_few_steps_for_two_samples_are_told_that_it_is_fedavg()
     few = {"local_epochs": 1, "batch_size": 5, "lr": 0.1, "sizes": (9, 8, 10)}
     with pytest.warns(
         UserWarning,
-        match="too few steps for a second sample .burn_in=0.8., and answer as in FedAvg",
+        match="burn_in=0.8",
     ):
         sampled = trained(batch_normed(), FedPA(), **few)
     assert same_network(sampled, trained(batch_normed(), FedAvg(update="full"), **few))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedhb.algorithms import Arrays, FedAvg, FedProx
 
 
-@pytest.mark.filterwarnings("ignore:the prior .* shortens weights")
+@pytest.mark.filterwarnings("ignore:.*running statistics")
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -98,7 +98,7 @@ def test_clipping_shortens_what_is_long_and_nothing_else():
 
 @pytest.mark.parametrize(
     ("defence", "says"),
-    [("kramp", "choose default, or from refuse, clip"), ("clip;krum", "with commas between them")],
+    [("kramp", "default.*refuse.*clip"), ("clip;krum", "comma")],
 )
 def test_an_unknown_defence_is_refused(defence, says):
     with pytest.raises(InputError, match=says):
@@ -107,7 +107,7 @@ def test_an_unknown_defence_is_refused(defence, says):
 
 def test_algorithms_without_answers_have_no_filters():
     for name in ("centralised", "local"):
-        with pytest.raises(InputError, match=f"{name} has no answers"):
+        with pytest.raises(InputError, match=name):
             fedhb.fit(
                 mlp(torch.float32),
                 clients(),

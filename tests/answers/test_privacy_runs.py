@@ -84,7 +84,7 @@ def test_running_statistics_are_not_noised_but_refused():
     options = {"rounds": 1, "progress": False, "dp_noise": 1.0, "evaluate_on": None}
     for batch_norm in ("running", "batch"):
         context = (
-            pytest.raises(InputError, match="running statistics")
+            pytest.raises(InputError, match=r"dp_noise.*statistics")
             if batch_norm == "running"
             else contextlib.nullcontext()
         )
@@ -169,7 +169,7 @@ def test_a_run_without_its_key_is_not_gone_on_with(tmp_path):
         with pytest.raises(InputError, match=says):
             again()
     key.unlink()
-    with pytest.raises(InputError, match="is missing, and this run cannot draw the same noise"):
+    with pytest.raises(InputError, match=r"noise\.key.*restore"):
         again()
     key.write_bytes(drawn)
     assert again().result["rounds"] == 2
@@ -210,5 +210,5 @@ def test_chunks_do_not_matter():
     "name", sorted(set(ALGORITHMS) - {"niw", "mixture", "fedavg", "fedprox", "fedbabu"})
 )
 def test_other_algorithms_are_refused(name):
-    with pytest.raises(InputError, match="choose niw, mixture"):
+    with pytest.raises(InputError, match=r"niw.*mixture"):
         Private(fedhb.algorithms.build(name), privacy())

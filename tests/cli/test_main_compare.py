@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def test_a_run_that_diverges_does_not_keep_the_others_from_being_run(run, tmp_pa
     code, printed = run(
         "compare", *SMALL, "--lr", "1e30", "--algorithms", "fedavg", "--seeds", "0", "--out", "none"
     )
-    assert code == 1 and "every run diverged" in printed
+    assert code == 1 and "diverged" in printed
     (tmp_path / "own").mkdir()
     (tmp_path / "own/chosen.toml").write_text(
         "[fedavg.training]\nlr = 1e30\n[fedavg.settings]\n[fedbabu.training]\nlr = 0.1\n[fedbabu.settings]\n"
@@ -67,7 +68,7 @@ def test_a_run_that_diverges_does_not_keep_the_others_from_being_run(run, tmp_pa
     ]
     for more in ([], ["--resume"]):
         code, printed = run("compare", *SMALL, *order, *more)
-        assert code == 1 and "fedavg-seed0: round" in printed and "2 of 4 runs diverged" in printed
+        assert code == 1 and "fedavg-seed0" in printed and "2 of 4" in printed
         kept = json.loads((tmp_path / "c/comparison.json").read_text())
         assert [row["algorithm"] for row in kept["rows"]] == ["fedbabu"] and kept["rows"][0][
             "seeds"
@@ -109,7 +110,7 @@ def test_compare_predict_personalise(run, tmp_path):
     assert run("predict", "me", "x.npy", "--out", "me.npz")[0] == 0
     assert not np.allclose(np.load(tmp_path / "me.npz")["probabilities"], saved["probabilities"])
     code, printed = run("personalise", "me", "--data", "mine.npz")
-    assert code == 2 and "personalised model already" in printed
+    assert code == 2 and "personalised" in printed
 
 
 def test_a_finished_run_is_evaluated_again_where_it_is_asked_otherwise(run, tmp_path):
@@ -140,9 +141,9 @@ def test_a_finished_run_is_evaluated_again_where_it_is_asked_otherwise(run, tmp_
     code, printed = run(
         "train", *SMALL, "--algorithm", "fedavg", "--personal-lr", "0.1", "--out", "x", "--resume"
     )
-    assert code == 0 and "finished already" not in printed
+    assert code == 0 and "finished" not in printed
     assert (
-        "finished already"
+        "finished"
         in run(
             "train",
             *SMALL,
@@ -161,25 +162,25 @@ def test_a_finished_run_is_evaluated_again_where_it_is_asked_otherwise(run, tmp_
     ("arguments", "says"),
     [
         (["--seeds=0,-1"], "seed=-1"),
-        (["--seeds", ""], "seeds='': give whole numbers"),
-        (["--algorithms", ""], "algorithms='': name at least one"),
+        (["--seeds", ""], "seeds=''"),
+        (["--algorithms", ""], "algorithms=''"),
         (
             ["--set", "fedprox.mu=3"],
-            "but the algorithms are fedavg: leave it out, or name fedprox in --algorithms",
+            "fedprox.*--algorithms",
         ),
         (
             ["--algorithms", "fedavg,local", "--defence", "default"],
-            "local has no answers of clients to filter",
+            "local",
         ),
         (
             ["--algorithms", "fedavg,fedpa", "--dp-noise", "1"],
-            "with fedpa: its sums are not averages",
+            "fedpa",
         ),
     ],
 )
 def test_a_comparison_that_must_fail_fails_before_its_first_run(run, tmp_path, arguments, says):
     code, printed = run("compare", *SMALL, "--algorithms", "fedavg", "--out", "c", *arguments)
-    assert code == 2 and says in printed and not (tmp_path / "c").exists()
+    assert code == 2 and re.search(says, printed) and not (tmp_path / "c").exists()
 
 
 def test_a_comparison_leaves_out_the_algorithm_and_seed_of_a_runs_own_file(run, tmp_path):
@@ -242,5 +243,5 @@ def test_data_without_test_examples_are_trained_on_and_it_is_said(run, tmp_path,
     code, printed = run(
         *command, "--data", "own.npz", "--rounds", "1", "--fraction", "1", "--out", "x"
     )
-    assert code == 0 and "the clients have no test examples: nothing was evaluated" in printed
-    assert command[0] == "train" or "fedavg seed 0: nothing was evaluated" in printed
+    assert code == 0 and "no test examples" in printed
+    assert command[0] == "train" or "fedavg seed 0" in printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -53,30 +54,30 @@ def test_a_seed_that_is_given_twice_counts_once(run, tmp_path):
     [
         (
             ["--alpha", "0.3"],
-            "alpha=0.3 has no effect: no partition is given; leave it out, or give --partition dirichlet",
+            "alpha=0.3.*--partition dirichlet",
         ),
         (
             ["--num-clients", "3"],
-            "num_clients=3 has no effect: the data name their clients; leave it out, or give --part",
+            "num_clients=3.*--part",
         ),
         (
             ["--shards-per-client", "2"],
-            "shards_per_client=2 has no effect: the data name their clients",
+            "shards_per_client=2",
         ),
         (
             ["--partition", "iid", "--shards-per-client", "2"],
-            "shards_per_client=2 has no effect: the partition is iid",
+            "shards_per_client=2.*iid",
         ),
         (
             ["--group-split", "group"],
-            "group_split='group' has no effect: the data name their clients",
+            "group_split='group'",
         ),
         (
             ["--dp-clip", "2"],
-            "dp_clip=2.0 has no effect without noise: leave it out, or give --dp-noise",
+            "dp_clip=2.0.*--dp-noise",
         ),
-        (["--dp-delta", "1e-6"], "dp_delta=1e-06 has no effect without noise"),
-        (["--dataset", "digits"], "dataset='digits' has no effect beside data='own.npz'"),
+        (["--dp-delta", "1e-6"], "dp_delta=1e-06"),
+        (["--dataset", "digits"], "dataset='digits'.*data='own.npz'"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "compare"])
@@ -84,7 +85,7 @@ def test_a_flag_that_changes_nothing_is_refused(run, tmp_path, command, argument
     x = np.random.default_rng(0).normal(size=(40, 3))
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) % 4)
     code, printed = run(command, "--data", "own.npz", "--rounds", "1", "--out", "x", *arguments)
-    assert code == 2 and says in printed and not (tmp_path / "x").exists()
+    assert code == 2 and re.search(says, printed) and not (tmp_path / "x").exists()
 
 
 def test_what_changes_nothing_may_stand_in_a_file(run, tmp_path):
@@ -125,4 +126,4 @@ def test_unknown_keys_in_a_file_are_errors(run, tmp_path):
     assert code == 2 and "'learning_rate'" in printed
     (tmp_path / "s.toml").write_text("[[[")
     code, printed = run("train", "s.toml")
-    assert code == 2 and "not a TOML file" in printed
+    assert code == 2 and "TOML" in printed

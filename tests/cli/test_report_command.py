@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -12,9 +13,9 @@ from fedhb.cli import main
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "no such folder"),
-        (["."], "holds no run"),
-        ([".", "--out", "no/page.html"], "folder that exists"),
+        (["nowhere"], "nowhere.*folder"),
+        (["."], "run"),
+        ([".", "--out", "no/page.html"], "folder.*no|no.*folder"),
     ],
 )
 def test_bad_input_is_told(arguments, said, monkeypatch, capsys, tmp_path):
@@ -22,4 +23,5 @@ def test_bad_input_is_told(arguments, said, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["fedhb", "report", *arguments])
     with pytest.raises(SystemExit) as ended:
         main.main()
-    assert ended.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))

@@ -54,7 +54,7 @@ def test_trials_on_a_file_are_of_what_was_in_it(tmp_path, monkeypatch):
 def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     path = write(tmp_path, OWN)
     code, printed = command("tune", path)
-    assert code == 2 and "mine.npz: there is no such file from here" in printed
+    assert code == 2 and "mine.npz" in printed
     write_data()
     code, printed = command("tune", path)
     assert (
@@ -78,7 +78,7 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
         "--tuned",
         path.parent / "chosen.toml",
     )
-    assert code == 0 and "chosen.toml has nothing of fedbabu: defaults are used there" in printed
+    assert code == 0 and "fedbabu" in printed
     settings = {
         name: read_toml(Path(f"runs/compare/{name}-seed0/settings.toml"))
         for name in ("niw", "fedavg", "fedbabu")
@@ -104,7 +104,7 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
         "niw.p_do=0.8",
     )
     code, printed = command(*train, "--tuned", path.parent / "chosen.toml")
-    assert code == 0 and "because flags or the settings file give it: lr, niw.p_do" in printed
+    assert code == 0 and "lr, niw.p_do" in printed
     one = read_toml(Path("x/settings.toml"))
     assert (one["lr"], one["personal_epochs"], one["niw"]["p_do"]) == (
         0.2,
@@ -125,7 +125,7 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     )
     write_data(seed=1)
     code, printed = command(*train, "--resume", "--tuned", path.parent / "chosen.toml")
-    assert "chosen.toml was chosen on other data: mine.npz" in printed
+    assert "chosen on other data" in printed and "mine.npz" in printed
     tune.write_chosen(
         path.parent / "chosen.toml", [replace(other, method="fedavg")], of_file("mine.npz")
     )
@@ -143,7 +143,7 @@ def test_a_file_that_was_not_written_by_tune_is_not_written_over(tmp_path, comma
     code, printed = command("tune", path)
     assert (
         code == 2
-        and "is not what `fedhb tune` writes" in printed
+        and "`fedhb tune`" in printed
         and (path.parent / "chosen.toml").read_text() == text
     )
     assert not (path.parent / "records.jsonl").exists()
@@ -166,7 +166,7 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
         "mine.npz",
     ] and "data" not in found["digits"]
     settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
-    with pytest.raises(InputError, match=r"both data=.mine\.npz. and dataset=.digits.: give one"):
+    with pytest.raises(InputError, match=r"data=.mine\.npz.*dataset=.digits"):
         cells.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
 
 
@@ -201,7 +201,7 @@ def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypa
 def test_another_file_is_not_what_was_chosen(tmp_path, command, text):
     Path("chosen.toml").write_text(text)
     code, printed = command("train", "--rounds", 1, "--tuned", "chosen.toml")
-    assert code == 2 and "is not what `fedhb tune` writes for an algorithm" in printed
+    assert code == 2 and "`fedhb tune`" in printed
 
 
 def test_the_command(tmp_path, command):
@@ -213,7 +213,7 @@ def test_the_command(tmp_path, command):
     assert set(chosen["fedavg"]["training"]) == {"lr", "personal_epochs"} and chosen["fedavg"][
         "settings"
     ] == {"update": "full"}
-    assert ("not the default of the code yet" in printed) == bool(tune.differences(chosen))
+    assert ("not the default" in printed) == bool(tune.differences(chosen))
     assert command("tune", path, "--algorithms", "niw")[0] == 0
     both = read_toml(path.parent / "chosen.toml")
     assert set(both) == {"niw", "fedavg"} and both["fedavg"] == chosen["fedavg"]

@@ -20,32 +20,32 @@ X, Y = np.zeros((2, 2)), np.zeros(2, int)
     ("train", "test", "classes", "says"),
     [
         ([], None, None, "no clients"),
-        ([(X, Y)], [], None, "1 clients have training data but 0 have test data"),
-        ([(X, Y), (X, Y[:1])], None, None, "client 1 has 2 training inputs but 1 targets"),
+        ([(X, Y)], [], None, "1 .*training.* 0 .*test"),
+        ([(X, Y), (X, Y[:1])], None, None, "client 1 .*2 .*1 "),
         (
             [(X, Y), (np.zeros((2, 3)), Y)],
             None,
             None,
-            r"client 1 has inputs of shape \(3,\), others of \(2,\)",
+            r"client 1 .*\(3,\).*\(2,\)",
         ),
         (
             [(X, Y)],
             [(np.zeros((2, 3)), Y)],
             None,
-            r"test inputs have shape \(3,\), training inputs \(2,\)",
+            r"\(3,\).*\(2,\)",
         ),
-        ([(X, Y), (NAN, Y)], None, None, "training inputs of client 1: row 1, column . holds NaN"),
-        ([(X, Y)], [(NAN, Y)], None, "test inputs of client 0: row 1, column . holds NaN"),
+        ([(X, Y), (NAN, Y)], None, None, "client 1.*row 1, column ."),
+        ([(X, Y)], [(NAN, Y)], None, "test.*client 0.*row 1, column ."),
         (
             [(X, np.array([0.0, np.inf]))],
             None,
             None,
-            "training targets: row 1 holds NaN or infinity",
+            "targets.*row 1",
         ),
-        ([(X.astype(str), Y)], None, None, "give numbers"),
-        ([(X, Y - 1)], None, None, "label -1 is out of range"),
-        ([(X, Y + 3)], None, 3, r"label 3 is out of range 0..2"),
-        ([(X, Y)], [(X, Y + 3)], 3, r"label 3 is out of range 0..2"),
+        ([(X.astype(str), Y)], None, None, "type"),
+        ([(X, Y - 1)], None, None, "label -1"),
+        ([(X, Y + 3)], None, 3, "label 3"),
+        ([(X, Y)], [(X, Y + 3)], 3, "label 3"),
     ],
 )
 def test_from_arrays_refuses(train, test, classes, says):
@@ -54,7 +54,7 @@ def test_from_arrays_refuses(train, test, classes, says):
 
 
 def test_a_client_without_examples_is_named():
-    with pytest.raises(InputError, match="client 1 has no training examples"):
+    with pytest.raises(InputError, match=r"client 1 .*training"):
         Clients.from_arrays([(X, Y), (X[:0], Y[:0])])
 
 
@@ -70,12 +70,12 @@ def test_labels_and_real_targets_do_not_mix():
     [
         (
             (np.zeros((3, 2)), np.zeros(3, int)),
-            "client 0's training data are not an .x, y. pair: give a list",
+            "client 0.*pair",
         ),
-        ({"north": (np.zeros((3, 2)), np.zeros(3, int))}, "give a list with one pair per client"),
+        ({"north": (np.zeros((3, 2)), np.zeros(3, int))}, "pair"),
         (
             [(np.zeros((2, 2)), np.array(["a", "b"]))],
-            "client 0 has targets of type <U1: give integer class labels",
+            "client 0 .*<U1",
         ),
         ([], "no clients"),
     ],
@@ -84,16 +84,16 @@ def test_what_is_no_list_of_pairs_is_told(given, says):
     with pytest.raises(InputError, match=says):
         Clients.from_arrays(given)
     pair = np.zeros((2, 3)), np.array([0, 1])
-    with pytest.raises(InputError, match=r"id 'north': give whole numbers .* names go to `names`"):
+    with pytest.raises(InputError, match=r"id 'north'.*`names`"):
         Clients.from_arrays([pair], ids=["north"])
 
 
 @pytest.mark.parametrize(
     ("targets", "says"),
     [
-        ([1, 2, 3, 1], "no training example has class 0, though labels go up to 3"),
-        ([0, 1, 3, 1], "no training example has class 2"),
-        ([0.0, 1.0] * 15, "the real targets have only 2 different values, all whole numbers"),
+        ([1, 2, 3, 1], "class 0.* 3"),
+        ([0, 1, 3, 1], "class 2"),
+        ([0.0, 1.0] * 15, "targets.* 2 "),
     ],
 )
 def test_targets_that_may_be_meant_otherwise_are_warned_of(targets, says):
@@ -122,7 +122,7 @@ def test_labels_of_one_column_are_labels_and_one_hot_ones_are_refused():
     assert Clients.from_arrays([(x, y)]).train.y.tolist() == [0, 1, 2, 1]
     with pytest.raises(
         InputError,
-        match=r"client 0 has training labels of shape \(4, 3\): give the number of the class",
+        match=r"client 0 .*\(4, 3\)",
     ):
         Clients.from_arrays([(x, np.eye(4, 3, dtype=int))])
 
@@ -137,7 +137,7 @@ def test_columns_that_lose_their_digits_are_told():
         warnings.simplefilter("error")
         Clients.from_arrays([(fine, y)])
         Clients.from_arrays([(1e6 + fine.astype(np.float32), y)])  # as they came
-    with pytest.warns(UserWarning, match=r"column 1 of the inputs .* deviates by 5[0-9]"):
+    with pytest.warns(UserWarning, match="column 1 .* 5[0-9]"):
         Clients.from_arrays([(times, y)])
-    with pytest.warns(UserWarning, match="column 0 of the inputs"):
+    with pytest.warns(UserWarning, match="column 0 "):
         Clients.from_arrays([(np.array([[16777217], [16777216]]), np.array([0, 1]))])

@@ -18,7 +18,7 @@ from fedhb.errors import InputError
 
 def test_ids_that_are_no_names_of_files_are_refused():
     for wrong in (-1, 10**18):
-        with pytest.raises(InputError, match=f"id {wrong}: give whole numbers from 0"):
+        with pytest.raises(InputError, match=f"id {wrong}"):
             Clients.from_arrays(arrays([5] * 3), ids=[0, wrong, 3])
     run = fit(
         None,
@@ -212,7 +212,7 @@ def test_hold_out_depends_on_the_seed():
 
 @pytest.mark.parametrize("count", [0, -1, 3, 4])
 def test_hold_out_leaves_somebody(count):
-    with pytest.raises(InputError, match=f"holdout_clients={count} of 3"):
+    with pytest.raises(InputError, match=f"holdout_clients={count}.*3"):
         Clients.from_arrays(pairs([1] * 3)).hold_out(count, 0)
 
 
@@ -251,5 +251,5 @@ def test_names_are_what_results_call_the_clients():
     assert Clients.from_arrays([pair, pair], names=["north", "south"]).select([1]).names == (
         "south",
     )
-    with pytest.raises(InputError, match="1 names for 2 clients"):
+    with pytest.raises(InputError, match=r"1 .*2 clients"):
         Clients.from_arrays([pair, pair], names=["north"])

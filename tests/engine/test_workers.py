@@ -32,7 +32,7 @@ def test_more_workers_than_clients(processes):
 
 
 def test_a_workers_error_is_the_runs_error(processes):
-    with pytest.raises(fedhb.DivergedError, match="round 1: client"):
+    with pytest.raises(fedhb.DivergedError, match=r"round 1.*client"):
         fit(fedhb.FedAvg(), None, workers=2, lr=1e38, local_epochs=3)
 
 
@@ -78,7 +78,7 @@ def test_a_worker_that_dies_is_replaced_by_the_others(processes, caplog):
     assert same_bits(one, two) and all(
         same_bits(memory[client], memory_two[client]) for client in memory
     )
-    assert "a worker process died (exit code -9" in caplog.text
+    assert "exit code -9" in caplog.text
 
 
 class Broken(fedhb.FedAvg):

@@ -87,7 +87,7 @@ def test_where_no_client_has_test_examples_it_is_known_before_training(tmp_path)
     tests[1] = tests[4] = ([], [])
     who = Clients.from_arrays(arrays(), tests, num_classes=CLASSES)
     untested, tested = who.select([1, 4]), who.select([0, 2, 3, 5])
-    with pytest.raises(InputError, match="the holdout clients have no test examples"):
+    with pytest.raises(InputError, match=r"holdout clients.*test"):
         fit(None, tested, holdout=untested, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert fit(None, untested).result["per_client"] is None
@@ -96,9 +96,7 @@ def test_where_no_client_has_test_examples_it_is_known_before_training(tmp_path)
 def test_novel_clients_do_not_take_over_what_others_remember():
     """Memories belong to ids: a novel client 0 would begin with the model of the client 0 that trained."""
     who = clients()
-    with pytest.raises(
-        InputError, match="client 0 trains and is held out: give the holdout clients ids"
-    ):
+    with pytest.raises(InputError, match=r"client 0 .*ids"):
         fit(None, who, fedhb.LocalOnly(), holdout=clients())
     run = fit(None, who, fedhb.LocalOnly(), holdout=replace(who, ids=who.ids + 6), fraction=1.0)
     assert run.result["holdout"]["personalised"] != run.result["personalised"]
@@ -136,7 +134,7 @@ def test_a_module_that_normalises_by_the_batch_is_evaluated_client_by_client():
 def test_a_global_model_that_predicts_nan_is_divergence():
     run = fit(None, None, fedhb.FedAvg())
     run.state.server["theta"].fill_(3e38)  # finite, and sums of it are not
-    with pytest.raises(DivergedError, match="the global model predicts NaN or infinity"):
+    with pytest.raises(DivergedError, match=r"NaN.*learning rate"):
         run.evaluate(clients())
 
 

@@ -307,7 +307,7 @@ def test_two_processes_that_begin_together(tmp_path):
             try:
                 fit(out, **LONG)
             except InputError as error:
-                os._exit(7 if "in use by another process" in str(error) else 8)
+                os._exit(7 if "in use" in str(error) else 8)
 
         processes = [fork.Process(target=work) for _ in range(2)]
         for process in processes:
@@ -330,6 +330,6 @@ def test_a_run_that_began_and_ended_meanwhile_is_not_mixed_with(tmp_path, monkey
         lock(self)
 
     monkeypatch.setattr(RunFolder, "lock", late)
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match=r"run.*resume"):
         fit(out, resume=False)
     assert len((out / "rounds.jsonl").read_text().splitlines()) == 6

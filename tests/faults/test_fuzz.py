@@ -72,10 +72,10 @@ def test_a_bomb_of_zeros_is_bounded(tmp_path):
     with gzip.open(path, "wb") as file:
         file.write(bytes((0, 0, 8, 3)) + struct.pack(">3I", 100, 28, 28))
         zeros(file, 2**28)
-    with pytest.raises(InputError, match="bytes follow the 78400 declared"):
+    with pytest.raises(InputError, match="78400"):
         idx.read(path, 3)
     path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + struct.pack(">3I", 2**20, 28, 28)))
-    with pytest.raises(InputError, match="it declares 1048576 x 28 x 28"):
+    with pytest.raises(InputError, match="1048576 x 28 x 28"):
         idx.read(path, 3)
     for declared, held in ((2**28, 2**28), (2**40, 2**20), (2**20, 2**28)):
         member = io.BytesIO()

@@ -195,7 +195,7 @@ def test_constants_that_lack_a_vector(stored, name, tmp_path):
     record.pop("checksum")
     record["sha256"][constants.name] = hashlib.sha256(content).hexdigest()
     (tmp_path / max(manifests(stored))).write_bytes(sealed(record))
-    with pytest.raises(InputError, match=f"the run has no {name.decode()}"):
+    with pytest.raises(InputError, match=name.decode()):
         fedhb.load(tmp_path)
 
 
@@ -208,7 +208,7 @@ def test_a_folder_from_elsewhere_runs_no_code(stored, tmp_path):
         record["model"] = {"name": name, "num_outputs": 3, "options": options}
         record["input_shape"] = [4]
         lay_out(tmp_path / "run", stored | {"problem.json": sealed(record)})
-        with pytest.raises(InputError, match="code of your own"):
+        with pytest.raises(InputError, match=r"load\(path|own"):
             fedhb.load(tmp_path / "run")
     record["model"], record["input_shape"] = (
         {"name": "os:mkdir", "num_outputs": 511, "options": {}},
@@ -225,7 +225,7 @@ def test_what_a_description_declares_is_bounded(stored, tmp_path):
     record.pop("checksum")
     record["model"]["options"]["hidden"] = 10**10  # 160 GB of weights
     lay_out(tmp_path, stored | {"problem.json": sealed(record)})
-    with pytest.raises(InputError, match=r"declares .* weights, but .* are stored"):
+    with pytest.raises(InputError, match=r"\d.* weights.* \d"):
         fedhb.load(tmp_path)
 
 
@@ -251,5 +251,5 @@ def test_json_that_is_no_record(content, stored, tmp_path):
 def test_a_json_file_has_a_bound(stored, tmp_path, monkeypatch):
     monkeypatch.setattr("fedhb.files.MOST_JSON", 100)
     lay_out(tmp_path, stored)
-    with pytest.raises(InputError, match="more than 100 bytes"):
+    with pytest.raises(InputError, match="100 bytes"):
         fedhb.load(tmp_path, model=mlp(torch.float32))

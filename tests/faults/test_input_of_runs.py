@@ -21,15 +21,13 @@ X, Y = np.zeros((3, FEATURES)), np.array([0, 1, 2])
 
 
 def test_loading_what_is_no_run(tmp_path):
-    with pytest.raises(InputError, match=r"absent holds no run \(problem.json is missing\)"):
+    with pytest.raises(InputError, match=r"absent.*problem\.json"):
         fedhb.load(tmp_path / "absent")
     run = tmp_path / "run"
     fit(out=run)
-    with pytest.raises(
-        InputError, match=r"trained with a module of your own: give it, load\(path, model="
-    ):
+    with pytest.raises(InputError, match=r"load\(path, model="):
         fedhb.load(run)
-    with pytest.raises(InputError, match="same architecture and head"):
+    with pytest.raises(InputError, match="architecture"):
         fedhb.load(run, model=nn.Sequential(nn.Linear(FEATURES, 9), nn.Linear(9, CLASSES)))
     content = (run / "problem.json").read_text()
     for damaged in (content[:50], "[]", "null", ""):
@@ -43,9 +41,7 @@ def test_a_likelihood_of_ones_own_is_asked_for(tmp_path):
         pass
 
     fit(likelihood=Own(CLASSES), out=tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"likelihood of your own: give it, load\(path, likelihood="
-    ):
+    with pytest.raises(InputError, match=r"load\(path, likelihood="):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32))
     loaded = fedhb.load(tmp_path / "run", model=mlp(torch.float32), likelihood=Own(CLASSES))
     assert isinstance(loaded.problem.likelihood, Own)
@@ -59,11 +55,11 @@ def run() -> Any:
 @pytest.mark.parametrize(
     ("x", "says"),
     [
-        (np.zeros((2, 3)), r"inputs have shape \(2, 3\): give \[n, 4\]"),
-        (np.zeros(4), r"inputs have shape \(4,\)"),
-        (np.full((2, 4), np.nan), "inputs: row 0, column 0 holds NaN"),
-        (np.full((2, 4), "a"), "inputs have type <U1"),
-        (np.zeros((2, 4), complex), "inputs have type complex128"),
+        (np.zeros((2, 3)), r"\(2, 3\).*\[n, 4\]"),
+        (np.zeros(4), r"inputs.*\(4,\)"),
+        (np.full((2, 4), np.nan), "inputs.*row 0, column 0"),
+        (np.full((2, 4), "a"), "inputs.*<U1"),
+        (np.zeros((2, 4), complex), "inputs.*complex128"),
     ],
 )
 def test_inputs_of_predict_and_personalise(run, x, says):
@@ -76,7 +72,7 @@ def test_inputs_of_predict_and_personalise(run, x, says):
 @pytest.mark.parametrize(
     ("y", "says"),
     [
-        (np.array([0, 1]), "3 inputs and 2 targets"),
+        (np.array([0, 1]), "3 inputs.*2 targets"),
         (np.array([0, 1, 3]), r"0\.\.3"),
         (np.array([0, 1, -1]), r"-1\.\.1"),
         (np.array([0.5, 1.0, 2.0]), "float64"),
@@ -94,7 +90,7 @@ def test_targets_of_a_personalised_regression():
     regression = fit(mlp(torch.float32, outputs=4), who)
     with pytest.raises(InputError, match=r"shape \(3,\)"):
         regression.personalise(X, np.zeros(3))
-    with pytest.raises(InputError, match="targets: row 1, column 0 holds NaN"):
+    with pytest.raises(InputError, match=r"targets.*row 1, column 0"):
         regression.personalise(X, np.array([[0, 0], [np.nan, 0], [0, 0]]))
 
 
@@ -106,7 +102,7 @@ def test_settings_of_personalise(run, options):
 
 
 def test_nothing_to_personalise_on(run):
-    with pytest.raises(InputError, match="0 inputs and 0 targets"):
+    with pytest.raises(InputError, match=r"0 inputs.*0 targets"):
         run.personalise(X[:0], Y[:0])
 
 
@@ -115,5 +111,5 @@ def test_nothing_to_predict(run):
 
 
 def test_evaluating_a_split_that_is_not_there(run):
-    with pytest.raises(InputError, match="split='validation': give one that the clients have"):
+    with pytest.raises(InputError, match="split='validation'"):
         run.evaluate(clients(), "validation")

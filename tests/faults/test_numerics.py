@@ -218,7 +218,7 @@ def test_a_learning_rate_of_any_size(name):
                 personal_lr=10.0**exponent, personal_epochs=1,
             )  # fmt: skip
         except DivergedError as error:
-            assert exponent > 0 and "lower the learning rate" in str(error)
+            assert exponent > 0 and "learning rate" in str(error)
             continue
         assert all(
             torch.isfinite(v).all() for v in run.state.server.values() if v.is_floating_point()
@@ -231,7 +231,7 @@ def test_a_learning_rate_of_any_size(name):
         )
 
 
-@pytest.mark.filterwarnings("ignore:column .* of the inputs is used with seven digits")
+@pytest.mark.filterwarnings("ignore:.*column .* of the inputs")
 @many
 @given(
     scale=SCALES,

@@ -147,7 +147,7 @@ def test_a_round_is_finished_by_the_others(fault, times, impatient, tmp_path, ca
         assert found[1].keys() == right[1].keys() and all(
             same_bits(found[1][i], right[1][i]) for i in right[1]
         )
-        assert "a worker process died" in caplog.text and SAYS.get(fault, "died") in caplog.text
+        assert "worker process" in caplog.text and SAYS.get(fault, "died") in caplog.text
         caplog.clear()
 
 
@@ -176,7 +176,7 @@ def test_when_all_die_again_and_again_the_user_is_told(impatient, tmp_path):
     algorithm, store = Faulty(fault="killed", folder=str(tmp_path)), ClientStore()
     with pytest.raises(
         WorkersError,
-        match=r"all worker processes died, the last with exit code -9, killed.*fewer workers",
+        match=r"exit code -9.*fewer workers",
     ):
         three_rounds(algorithm, Workers(problem(), algorithm, clients(), store, 2, 1), store)
 

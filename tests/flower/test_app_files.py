@@ -67,20 +67,20 @@ def test_the_run_config_gives_the_settings_back(folder, tmp_path):
     ("words", "message"),
     [
         (["--nodes", "0"], "nodes=0"),
-        (["--nodes", "3", "--num-clients", "9"], "num_clients=9 on 3 nodes"),
+        (["--nodes", "3", "--num-clients", "9"], "num_clients=9.*3 nodes"),
         (["--port", "99999"], "port=99999"),
-        (["--host", "münchen"], "plain ASCII"),
-        (["--host", ""], "host '' is empty"),
-        (["--host", "server.example.org", "--host", " "], "host ' ' is empty"),
-        (["--algorithm", "nwi"], "did you mean 'niw'"),
-        (["--algorithm", "centralised"], "pools its clients' data"),
-        (["--set", "niw.foo=3"], "niw has no setting 'foo'"),
-        (["--set", "fedavg.update=body"], "the algorithm is niw"),
-        (["--model", "nosuch"], "unknown model 'nosuch'"),
-        (["--dataset", "nosuch"], "unknown data set 'nosuch'"),
-        (["--dp-noise", "1", "--algorithm", "fedpa"], "with fedpa"),
-        (["--workers", "2"], "workers=2 has no effect on a federation"),
-        (["--checkpoint-every", "5"], "checkpoint_every=5 has no effect"),
+        (["--host", "münchen"], "ASCII"),
+        (["--host", ""], "host ''"),
+        (["--host", "server.example.org", "--host", " "], "host ' '"),
+        (["--algorithm", "nwi"], "'niw'"),
+        (["--algorithm", "centralised"], "centralised"),
+        (["--set", "niw.foo=3"], "niw.*'foo'"),
+        (["--set", "fedavg.update=body"], "niw"),
+        (["--model", "nosuch"], "'nosuch'"),
+        (["--dataset", "nosuch"], "'nosuch'"),
+        (["--dp-noise", "1", "--algorithm", "fedpa"], "fedpa"),
+        (["--workers", "2"], "workers=2"),
+        (["--checkpoint-every", "5"], "checkpoint_every=5"),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_is_written(tmp_path, words, message):
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named_before_anything_is_written(tmp_path, words, mess
 
 
 def test_a_folder_in_use_is_refused(folder):
-    with pytest.raises(InputError, match="is not empty"):
+    with pytest.raises(InputError, match="empty"):
         deploy("init", folder)
 
 
@@ -99,7 +99,7 @@ def test_config_says_how_to_start_and_refuses_a_folder_that_holds_a_run(folder):
     assert f"FLWR_HOME={folder}/flower flwr run {folder}/app" in said
     (folder / "run").mkdir()
     (folder / "run/settings.toml").touch()
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match=r"run.*resume"):
         deploy("config", folder, "--nodes", 2)
     deploy("config", folder, "--nodes", 2, "--resume")
 

@@ -31,9 +31,7 @@ def test_the_moments_of_every_target_are_needed(tmp_path):
         facts,
         targets=Moments(facts.targets.count, facts.targets.mean[:1], facts.targets.scatter[:1]),
     )
-    with pytest.raises(
-        ValueError, match="moments of 1 of 3 targets: install the server's version of fedhb"
-    ):
+    with pytest.raises(ValueError, match=r"1 of 3 targets.*version"):
         Facts.read(few.to_json())
 
 
@@ -55,5 +53,5 @@ def test_nodes_that_do_not_fit_together_are_named(tmp_path):
     grid = Loopback(
         [{"partition-id": k, "data": str(tmp_path / f)} for k, f in enumerate(files)], chosen
     )
-    with pytest.raises(InputError, match=r"client 0 has input_shape=\(5,\), client 3 \(7,\)"):
+    with pytest.raises(InputError, match=r"client 0 .*input_shape=\(5,\).*client 3 .*\(7,\)"):
         serve(grid, chosen)

@@ -63,7 +63,7 @@ def test_signals_stop_what_was_started_and_do_not_break_the_stopping_off(
 
 
 def test_a_process_that_fails_is_told_without_a_traceback(tmp_path):
-    with pytest.raises(Stopped, match="ended with code 3"):
+    with pytest.raises(Stopped, match="code 3"):
         Processes(tmp_path).call([Path(sys.executable).name, "-c", "raise SystemExit(3)"], tmp_path)
 
 

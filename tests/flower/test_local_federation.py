@@ -36,7 +36,7 @@ def test_up_refuses_before_it_starts_anything(folder):
         deploy("up", folder, "--nodes", 2, "--min-answers", 2)
     (folder / "run").mkdir()
     (folder / "run" / "settings.toml").touch()
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match=r"run.*resume"):
         deploy("up", folder, "--nodes", 2)
     assert not (folder / "logs").exists()
 
@@ -45,13 +45,11 @@ def test_up_refuses_a_file_with_clients_that_would_have_no_node(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), rng.integers(0, 2, 40)
     np.savez(tmp_path / "four.npz", x=x, y=y, client=np.repeat(["a", "b", "c", "d"], 10))
-    with pytest.raises(
-        InputError, match=r"--nodes 3, but .*four.npz has 4 clients, .*: give --nodes 4"
-    ):
+    with pytest.raises(InputError, match=r"--nodes 3.*four\.npz.*--nodes 4"):
         deploy("up", tmp_path / "fed", "--nodes", 3, "--data", tmp_path / "four.npz")
     x[7, 1] = np.nan
     np.savez(tmp_path / "bad.npz", x=x, y=y, client=np.repeat(["a", "b", "c", "d"], 10))
-    with pytest.raises(InputError, match="x holds nan in row 7"):
+    with pytest.raises(InputError, match=r"nan.*row 7"):
         deploy("up", tmp_path / "fed", "--nodes", 4, "--data", tmp_path / "bad.npz")
     assert not (tmp_path / "fed").exists()
 
@@ -65,12 +63,12 @@ def test_a_finished_run_says_so_if_it_is_the_one_that_is_asked_for(folder, monke
         "fedhb.flower.deploy.local_federation.up",
         lambda *arguments: (_ for _ in ()).throw(InputError("it starts")),
     )
-    assert "finished already" in " ".join(deploy("up", folder, "--nodes", 2, "--resume").split())
+    assert "finished" in " ".join(deploy("up", folder, "--nodes", 2, "--resume").split())
     with pytest.raises(InputError, match="it starts"):
         deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7)
     held_again = settings_of(tomllib.loads((folder / "run.toml").read_text()))
     out.write("settings.toml", replace(held_again, seed=7).to_toml({}).encode())
-    assert "finished already" in " ".join(
+    assert "finished" in " ".join(
         deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7).split()
     )
     (out.path / "result.json").write_text('{"global": nul')

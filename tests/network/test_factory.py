@@ -48,9 +48,7 @@ def test_single_examples_under_batch_norm_are_refused_before_the_first_round(bat
     one = Clients.from_arrays(
         [some[0], (some[1][0][:1], some[1][1][:1]), some[2]], arrays([4] * 3, seed=1)
     )
-    with pytest.raises(
-        InputError, match="client 1 has a single example, and batch norm cannot train on one"
-    ):
+    with pytest.raises(InputError, match=r"client 1 .*example.*batch norm"):
         fit(
             batch_norm_net(torch.float32),
             one,
@@ -70,7 +68,7 @@ def test_single_examples_under_batch_norm_are_refused_before_the_first_round(bat
         return
     with pytest.raises(
         InputError,
-        match="client 1 has a single test example, and this network normalises by the batch",
+        match=r"client 1 .*test example.*batch",
     ):
         fit(batch_norm_net(torch.float32), few, batch_norm=batch_norm)
     assert (
@@ -83,7 +81,7 @@ def test_single_examples_under_batch_norm_are_refused_before_the_first_round(bat
 
 @pytest.mark.parametrize("algorithm", [fedhb.NIW(lambda0=1.0), fedhb.Mixture(shrink=True)])
 def test_a_prior_that_shortens_weights_warns_of_running_statistics(algorithm):
-    with pytest.warns(UserWarning, match="running statistics stay those of longer ones"):
+    with pytest.warns(UserWarning, match="running statistics"):
         fit(batch_norm_net(torch.float32), clients([9] * 4), algorithm)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -102,9 +100,7 @@ def test_the_head_is_what_runs_last_or_is_named():
             found: torch.Tensor = self.out(self.body(x))
             return found
 
-    with pytest.raises(
-        InputError, match=r"is 'body.0', but 'out' runs last: say which is the head, head='out'"
-    ):
+    with pytest.raises(InputError, match=r"'body\.0'.*head='out'"):
         fit(Backwards())
     assert fit(Backwards(), head="out").problem.network.head_name == "out"
 
@@ -125,7 +121,7 @@ def test_a_model_that_may_not_be_meant_so_is_warned_of():
     softmax = nn.Sequential(
         nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES), nn.Softmax(-1)
     )
-    for net, says in ((softmax, "leave out its softmax"), (Recurrent(), "batch_first=True")):
+    for net, says in ((softmax, "softmax"), (Recurrent(), "batch_first=True")):
         with pytest.warns(UserWarning, match=says):
             fit(net)
 
@@ -140,9 +136,7 @@ def test_what_is_wrong_inside_a_factory_is_told_as_it_is(tmp_path, monkeypatch):
     )
     with pytest.raises(TypeError, match="has no len"):
         make_model("mynets:wrong", (1, 8, 8), 10, {})
-    with pytest.raises(
-        InputError, match=r"model 'mynets:right' does not take these options .*'width'"
-    ):
+    with pytest.raises(InputError, match=r"'mynets:right'.*'width'"):
         make_model("mynets:right", (1, 8, 8), 10, {"width": 2})
     assert make_model("mynets:right", (1, 8, 8), 10, {"depth": 2})(
         torch.zeros(2, 1, 8, 8)
@@ -151,5 +145,5 @@ def test_what_is_wrong_inside_a_factory_is_told_as_it_is(tmp_path, monkeypatch):
 
 def test_a_network_is_found_by_its_name():
     assert isinstance(nets.build("mlp", (4,), 3, hidden=7).hidden, nn.Linear)
-    with pytest.raises(InputError, match="unknown model 'mpl'"):
+    with pytest.raises(InputError, match="'mpl'"):
         nets.build("mpl", (4,), 3)

@@ -87,18 +87,16 @@ def test_a_single_linear_layer_is_all_body():
 
 
 def test_a_head_that_does_not_exist_is_refused():
-    with pytest.raises(
-        InputError, match=r"head='fc' names no submodule: choose from hidden, act, head"
-    ):
+    with pytest.raises(InputError, match=r"head='fc'.*hidden, act, head"):
         Network(mlp(), head="fc")
 
 
 def test_nothing_to_train_is_refused():
-    with pytest.raises(InputError, match="no trainable parameters"):
+    with pytest.raises(InputError, match="requires_grad"):
         Network(mlp().requires_grad_(False))
     module = mlp()
     module.hidden.requires_grad_(False)
-    with pytest.raises(InputError, match="beside the head 'head'"):
+    with pytest.raises(InputError, match="'head'"):
         Network(module, head="head")
 
 
@@ -148,7 +146,7 @@ def test_constants_bring_back_vectors_and_frozen_tensors():
     ours, theirs = network.gate(2), trained.gate(2)
     assert torch.equal(ours.head, theirs.head) and torch.equal(ours.theta, theirs.theta)
     assert torch.equal(ours.buffers, theirs.buffers)
-    with pytest.raises(InputError, match="same architecture and head"):
+    with pytest.raises(InputError, match="architecture"):
         Network(mlp()).restore(trained.constants())
 
 
@@ -202,5 +200,5 @@ def test_a_gate_reads_the_input_of_the_head():
     ("make", "head"), [(mlp, ""), (mlp, "act"), (lambda: nn.Linear(4, 3), None)]
 )
 def test_no_gate_without_a_linear_head(make, head):
-    with pytest.raises(InputError, match="a gate needs a linear head"):
+    with pytest.raises(InputError, match="linear head"):
         Network(make(), head=head).gate(2)

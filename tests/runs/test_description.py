@@ -45,7 +45,7 @@ def test_a_folder_with_one_scale_for_several_targets_is_loaded_and_nonsense_is_n
         )
         with pytest.raises(
             InputError,
-            match=rf"problem.json: no such likelihood \({next(iter(wrong))}=.*\): restore it",
+            match=rf"problem\.json.*{next(iter(wrong))}=.*restore",
         ):
             fedhb.load(tmp_path / "run", model=model)
 
@@ -57,16 +57,16 @@ def test_a_folder_says_how_inputs_are_varied(tmp_path):
     fit(model, known, out=tmp_path / "run", rounds=1)
     for wrong in ("mirror", "", True, 1, ["crop-flip"]):
         rewritten(tmp_path / "run", lambda record, wrong=wrong: record.update(augment=wrong))
-        with pytest.raises(InputError, match=r"problem.json makes no sense \(its 'augment'\)"):
+        with pytest.raises(InputError, match=r"problem\.json.*'augment'"):
             fedhb.load(tmp_path / "run", model=model)
     rewritten(tmp_path / "run", lambda record: record.pop("augment"))
     assert fedhb.load(tmp_path / "run", model=model).augment is None
     rewritten(
         tmp_path / "run", lambda record: record.update(augment="crop-flip", input_shape=[64])
     )  # no images
-    with pytest.raises(InputError, match="its 'augment'"):
+    with pytest.raises(InputError, match="'augment'"):
         fedhb.load(tmp_path / "run", model=model)
-    with pytest.raises(InputError, match="could not be loaded again"):
+    with pytest.raises(InputError, match="loaded"):
         fit(model, replace(known, augment="mirror"), out=tmp_path / "other", rounds=1)
 
 
@@ -76,10 +76,10 @@ def test_a_folder_says_how_inputs_are_varied(tmp_path):
         (
             fedhb.Mixture(patience=10_001),
             {},
-            "patience=10001: give a number of at least 0 and at most 10000",
+            "patience=10001.* 10000",
         ),
-        (fedhb.NIW(), {"seed": 2**53 + 1}, "seed=9007199254740993: give at most"),
-        (fedhb.NIW(), {"batch_size": 10**30}, "give at most"),
+        (fedhb.NIW(), {"seed": 2**53 + 1}, "seed=9007199254740993"),
+        (fedhb.NIW(), {"batch_size": 10**30}, "batch_size=1000"),
     ],
 )
 def test_what_could_not_be_loaded_again_is_refused_before_training(
@@ -98,5 +98,5 @@ def test_a_probe_that_makes_no_sense_is_refused(probe, tmp_path):
         key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"
     }
     path.write_bytes(sealed(record | {"probe": probe}))
-    with pytest.raises(InputError, match=r"another module|'probe'"):
+    with pytest.raises(InputError, match=r"module|'probe'"):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32))

@@ -109,14 +109,14 @@ def test_fit_takes_the_algorithms_own_training(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"algorithm": fedhb.NIW}, "algorithm=the class NIW: give an instance"),
-        ({"algorithm": "niw"}, "algorithm='niw': give an instance"),
-        ({"model": nn.Linear}, "give a torch module itself"),
-        ({"rounds": 2.5}, "rounds=2.5: give a whole number"),
-        ({"rounds": True}, "rounds=True: give a whole number"),
-        ({"lr": "a"}, "lr='a': give a number"),
-        ({"callbacks": fedhb.Callback}, "give a list of them"),
-        ({"resume": True}, "resume=True without `out`"),
+        ({"algorithm": fedhb.NIW}, "algorithm=.*NIW.*instance"),
+        ({"algorithm": "niw"}, "algorithm='niw'.*instance"),
+        ({"model": nn.Linear}, "module"),
+        ({"rounds": 2.5}, "rounds=2.5.*whole"),
+        ({"rounds": True}, "rounds=True.*whole"),
+        ({"lr": "a"}, "lr='a'.*number"),
+        ({"callbacks": fedhb.Callback}, "list"),
+        ({"resume": True}, "resume=True.*out"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_told(given, says):
@@ -135,20 +135,20 @@ def test_every_name_is_completed():
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        (fedhb.NIW(kl_weight="much"), "niw.kl_weight='much': give a number"),  # type: ignore[arg-type]
-        (fedhb.NIW(num_samples=1.5), "niw.num_samples=1.5: give a whole number"),  # type: ignore[arg-type]
-        (fedhb.NIW(dof="half"), "niw.dof='half': choose full or per_coordinate or per_layer"),  # type: ignore[arg-type]
-        (fedhb.NIW(begin="nearest"), "niw.begin='nearest': choose global or last"),
-        (fedhb.Mixture(sigma2=0.0), "mixture.sigma2=0.0: give a positive number"),
+        (fedhb.NIW(kl_weight="much"), "niw.kl_weight='much'.*number"),  # type: ignore[arg-type]
+        (fedhb.NIW(num_samples=1.5), "niw.num_samples=1.5.*whole"),  # type: ignore[arg-type]
+        (fedhb.NIW(dof="half"), "niw.dof='half'.*full.*per_coordinate.*per_layer"),  # type: ignore[arg-type]
+        (fedhb.NIW(begin="nearest"), "niw.begin='nearest'.*global.*last"),
+        (fedhb.Mixture(sigma2=0.0), "mixture.sigma2=0.0.*positive"),
         (
             fedhb.FedPA(burn_in=1.5),
-            "fedpa.burn_in=1.5: give a number of at least 0.0 and at most 1.0",
+            "fedpa.burn_in=1.5.*0.0.*1.0",
         ),
-        (fedhb.FedProx(mu=math.nan), "fedprox.mu=nan: give a number of at least 0.0"),
+        (fedhb.FedProx(mu=math.nan), "fedprox.mu=nan.*0.0"),
     ],
 )
 def test_settings_of_algorithms_have_bounds(algorithm, says):
-    with pytest.raises(InputError, match=re.escape(says)):
+    with pytest.raises(InputError, match=says):
         fit(None, None, algorithm)
 
 
@@ -157,19 +157,19 @@ def test_settings_of_algorithms_have_bounds(algorithm, says):
     [
         (
             lambda run: fedhb.fit(mlp(torch.float32), [(X, X)]),
-            r"clients is a list: give fedhb.Clients",
+            "list.*fedhb.Clients",
         ),
         (
             lambda run: run.evaluate(clients(), "tset"),
-            r"split='tset': give one that the clients have",
+            "split='tset'",
         ),
         (
             lambda run: run.evaluate(clients(), "validation"),
-            r"split='validation': give one that the clients have",
+            "split='validation'",
         ),
         (
             lambda run: run.personalise(*arrays()[0], epochs=1.5),
-            r"epochs=1.5: give a positive whole number",
+            "epochs=1.5.*whole",
         ),
     ],
 )
@@ -203,11 +203,11 @@ def test_holdout_clients_are_like_those_that_train():
     others: list[tuple[Any, str]] = [
         (
             Clients.from_arrays([(np.zeros((4, FEATURES + 1)), np.array([0, 1, 0, 1]))] * 2),
-            "inputs of shape",
+            "inputs",
         ),
         (
             Clients.from_arrays([(np.zeros((4, FEATURES)), np.array([0.5, 1, 0, 1]))] * 2),
-            "other targets",
+            "targets",
         ),
         (
             Clients.from_arrays(
@@ -218,9 +218,9 @@ def test_holdout_clients_are_like_those_that_train():
     ]
     for who, says in others:
         who = replace(who, ids=who.ids + 100)
-        with pytest.raises(InputError, match=f"holdout clients have .*{says}"):
+        with pytest.raises(InputError, match=f"holdout clients.*{says}"):
             fit(holdout=who, evaluate_on="train")
-        with pytest.raises(InputError, match="give some as in training"):
+        with pytest.raises(InputError, match="as in training"):
             fit().evaluate(who, "train")
 
 
@@ -230,7 +230,7 @@ def test_an_algorithm_cannot_ask_for_single_answers():
         name = "asks"
         gathers = True
 
-    with pytest.raises(InputError, match=r"asks.gathers: only filters see single answers"):
+    with pytest.raises(InputError, match=r"asks\.gathers"):
         fit(None, None, Asks())
 
 

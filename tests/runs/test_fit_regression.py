@@ -132,6 +132,6 @@ def test_a_constant_target_among_others_is_like_one_alone(outputs):
     tiny = [(x, np.float32(1e-20) * y) for x, y in who]
     with pytest.raises(
         InputError,
-        match=r"column 0 of the targets deviates by .*e-20 from its mean: give it in a smaller unit",
+        match="column 0 of the targets .*e-20.*unit",
     ):
         fit(mlp(torch.float32, outputs=outputs), Clients.from_arrays(tiny))

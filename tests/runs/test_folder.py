@@ -24,9 +24,9 @@ def test_a_folder_in_use_is_refused(tmp_path):
     process.start()
     try:
         assert inside.wait(30)
-        with pytest.raises(InputError, match=f"{re.escape(str(out))} is in use by another process"):
+        with pytest.raises(InputError, match=f"{re.escape(str(out))}.*process"):
             fit(out)
-        with pytest.raises(InputError, match="already holds a run"):
+        with pytest.raises(InputError, match="run.*resume"):
             fit(out, resume=False)
     finally:
         go_on.set()
@@ -47,11 +47,11 @@ def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
 def test_the_lock_is_given_back_whatever_happens(tmp_path):
     out = stopped(tmp_path / "run", at=2)
     for _ in range(2):
-        with pytest.raises(InputError, match="another configuration"):
+        with pytest.raises(InputError, match="resume"):
             fit(out, lr=0.07)
     one = RunFolder(out)
     one.lock()
-    with pytest.raises(InputError, match="in use"):
+    with pytest.raises(InputError, match="process"):
         RunFolder(out).lock()
     one.unlock()
     with RunFolder(out).locked():

@@ -70,7 +70,7 @@ def test_another_file_is_unseen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("unseen", "said"), [("10", "no class of digits"), ("nowhere", "unknown data set")]
+    ("unseen", "said"), [("10", "digits"), ("nowhere", "data set")]
 )
 def test_what_cannot_be_unseen_is_refused_before_training(unseen, said, tmp_path):
     with pytest.raises(fedhb.InputError, match=said):

@@ -172,7 +172,7 @@ def test_an_algorithm_of_ones_own_with_any_settings_is_loaded_and_described(tmp_
     own = tomllib.loads((tmp_path / "run/settings.toml").read_text())["mine"]
     assert own["layers"] == [1, 2] and own["note"] == 'a "word"' and "cap" not in own
     with pytest.raises(
-        InputError, match=r"was trained with mine.note='a \"word\"', not with 'another'"
+        InputError, match=r"mine\.note='a \"word\"'.*'another'"
     ):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine(note="another"))
 
@@ -181,11 +181,11 @@ def test_a_folder_of_runs_is_no_run(tmp_path):
     fit(None, None, fedhb.FedAvg(), out=tmp_path / "several/fedavg-seed0")
     with pytest.raises(
         InputError,
-        match=r"several holds no run .* there are runs in it, such as .*fedavg-seed0: give one",
+        match="several.*fedavg-seed0",
     ):
         fedhb.load(tmp_path / "several")
     (tmp_path / "file.npz").write_bytes(b"")
-    with pytest.raises(InputError, match=r"file.npz holds no run"):
+    with pytest.raises(InputError, match=r"file\.npz.*run"):
         fedhb.load(tmp_path / "file.npz")
 
 
@@ -208,7 +208,7 @@ def test_settings_of_an_algorithm_of_ones_own_have_no_bounds_of_ours(tmp_path):
 def test_a_personal_model_takes_no_folder_that_holds_something(tmp_path):
     run = fit(out=tmp_path / "run")
     mine = run.personalise(*arrays()[0])
-    with pytest.raises(InputError, match="run is not empty: give a new folder"):
+    with pytest.raises(InputError, match="run.*new folder"):
         save_personal(tmp_path / "run", tmp_path / "run", mine)
     assert isinstance(fedhb.load(tmp_path / "run", model=mlp(torch.float32)), fedhb.Run)
     save_personal(tmp_path / "mine", tmp_path / "run", mine)
@@ -227,7 +227,7 @@ def test_a_run_is_not_loaded_with_another_module(tmp_path):
         nn.Sequential(net[0], nn.ReLU(), Twice(net[2])),
     ]
     for other in others:
-        with pytest.raises(InputError, match="was trained with another module"):
+        with pytest.raises(InputError, match="another module"):
             fedhb.load(tmp_path / "run", model=other)
 
 
@@ -250,7 +250,7 @@ def test_a_subclass_without_a_name_of_its_own_is_not_taken_for_the_built_in(tmp_
 
     run = fit(None, None, Tempered(), out=tmp_path / "run")
     with pytest.raises(
-        InputError, match=r"Tempered, which is your own: give it, load\(path, algorithm"
+        InputError, match=r"Tempered.*load\(path, algorithm"
     ):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32))
     again = fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Tempered())
@@ -266,6 +266,6 @@ def test_a_personal_model_is_kept_with_its_own_run_alone(tmp_path):
         )
         for k in (1, 2)
     )
-    with pytest.raises(InputError, match="2 is not the run that this model comes from"):
+    with pytest.raises(InputError, match="2 .*run"):
         save_personal(tmp_path / "mine", tmp_path / "2", one.personalise(*pairs[0]))
     save_personal(tmp_path / "mine", tmp_path / "2", two.personalise(*pairs[0]))

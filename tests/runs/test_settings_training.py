@@ -33,26 +33,26 @@ def write(tmp_path, text):
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("fedag", {}, "unknown algorithm 'fedag' .did you mean 'fedavg'"),
-        ("niw", {"kl_wieght": 1}, "niw has no setting 'kl_wieght' .did you mean 'kl_weight'"),
-        ("niw", {"kl_weight": "much"}, "niw.kl_weight='much' is not a value like"),
-        ("niw", {"begin": "first"}, "niw.begin='first': choose global or last"),
-        ("niw", {"update": "head"}, "niw.update='head': choose body or full"),
+        ("fedag", {}, "'fedag'.*'fedavg'"),
+        ("niw", {"kl_wieght": 1}, "niw.*'kl_wieght'.*'kl_weight'"),
+        ("niw", {"kl_weight": "much"}, "niw.kl_weight='much'"),
+        ("niw", {"begin": "first"}, "niw.begin='first'.*global.*last"),
+        ("niw", {"update": "head"}, "niw.update='head'.*body.*full"),
         ("niw", {"dof": "half"}, "niw.dof='half'"),
         ("niw", {"precision": "median"}, "niw.precision='median'"),
-        ("niw", {"p_do": 1.5}, "niw.p_do=1.5: give a number of at least 0.0 and at most 1.0"),
+        ("niw", {"p_do": 1.5}, "niw.p_do=1.5.*0.0.*1.0"),
         ("niw", {"p_do": -0.1}, "niw.p_do=-0.1"),
         ("niw", {"p_do": math.nan}, "niw.p_do=nan"),
         ("niw", {"lambda0": -1}, "niw.lambda0=-1.0"),
-        ("niw", {"prior_scale": 0}, "niw.prior_scale=0.0: give a positive number"),
+        ("niw", {"prior_scale": 0}, "niw.prior_scale=0.0.*positive"),
         ("niw", {"num_samples": -1}, "niw.num_samples=-1"),
         ("niw", {"num_samples": 1.5}, "niw.num_samples=1.5"),
         ("niw", {"kl_weight": -1}, "niw.kl_weight=-1.0"),
         ("mixture", {"num_prototypes": 0}, "mixture.num_prototypes=0"),
         ("mixture", {"sigma2": 0}, "mixture.sigma2=0.0"),
-        ("mixture", {"shrink": "perhaps"}, "mixture.shrink='perhaps' is not true or false"),
+        ("mixture", {"shrink": "perhaps"}, "mixture.shrink='perhaps'.*true"),
         ("fedprox", {"mu": -0.5}, "fedprox.mu=-0.5"),
-        ("fedavg", {"weighted": 2}, "fedavg.weighted=2 is not true or false"),
+        ("fedavg", {"weighted": 2}, "fedavg.weighted=2.*true"),
     ],
 )
 def test_an_algorithms_settings_are_checked(name, options, says):
@@ -112,7 +112,7 @@ def test_resolved_settings_do_not_change_with_the_algorithms_own(own_training, t
 
 def test_training_has_known_names_only(monkeypatch):
     monkeypatch.setattr(ALGORITHMS["fedbabu"], "training", {"rounds": 3})
-    with pytest.raises(InputError, match=r"fedbabu.training has 'rounds'"):
+    with pytest.raises(InputError, match="fedbabu.training.*'rounds'"):
         Settings.resolve(None, {"algorithm": "fedbabu"})
 
 

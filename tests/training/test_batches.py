@@ -109,7 +109,7 @@ def test_a_last_batch_of_one_joins_the_one_before(n, width, counts):
 
 
 def test_batch_norm_never_sees_one_example():
-    with pytest.raises(InputError, match="client 1 has a single example"):
+    with pytest.raises(InputError, match=r"client 1 .*example"):
         list(batches(numbered([3, 1]), PLAN, RNG, merge_single=True))
     plan = replace(PLAN, batch_size=1)
     with pytest.raises(InputError, match="batch_size=1"):
