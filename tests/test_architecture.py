@@ -1,4 +1,6 @@
-"""The shape of the code: imports point one way, algorithms know nothing of engines or files, nothing is ever unpickled."""
+"""The shape of the code: imports point one way, algorithms know nothing of engines or files,
+nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -108,13 +110,16 @@ def test_no_cycles_between_modules():
 
 
 def top_level(path: Path) -> list[str]:
-    """The modules of the package that are imported when this one is, not later inside a function or for types alone."""
+    """The modules of the package that are imported when this one is, not later inside a function or
+    for types alone.
+    """
     found = []
     for node in tree(path).body:
         if isinstance(node, ast.ImportFrom) and node.module == "fedhb":
             found += [f"fedhb.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedhb."):
-            # `from fedhb.engine import loop` imports a module, `from fedhb.engine.loop import run` a name of one
+            # `from fedhb.engine import loop` imports a module, `from fedhb.engine.loop import run`
+            # a name of one
             found += [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
     return found
 
@@ -200,7 +205,9 @@ def test_nothing_is_ever_unpickled(file):
 
 @pytest.mark.parametrize("file", FILES)
 def test_nobody_touches_the_global_random_state(file):
-    """Seeding torch's global generator is allowed only where it is put back (fork_rng); numpy's and Python's never."""
+    """Seeding torch's global generator is allowed only where it is put back (fork_rng); numpy's and
+    Python's never.
+    """
     for node in ast.walk(tree(FILES[file])):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)

@@ -68,7 +68,8 @@ def test_per_coordinate_is_a_sum_of_one_dimensional_niws() -> None:
 
 
 def test_niw_kl_with_millions_of_dimensions() -> None:
-    # The size of a MobileNet: n0 near d, where the log-gamma functions sum to 3e13 and the terms in them to 3e9.
+    # The size of a MobileNet: n0 near d, where the log-gamma functions sum to 3e13 and the terms in
+    # them to 3e9.
     d, examples = 3_206_976, 50_000
     ones = torch.ones(d, dtype=torch.float64)
     q = NIW(0.02 * ones, 1.0156 * ones, l0=examples + 1.0, n0=examples + d + 2.0)
@@ -79,7 +80,8 @@ def test_niw_kl_with_millions_of_dimensions() -> None:
     per_coordinate = q.n0 * (rho - 1) - p.n0 * math.log(rho) + q.n0 * drift**2 * rho
     shrinkage = 1 / q.l0 - 1 + math.log(q.l0)
     expected = math.fsum(gammas.tolist()) + d / 2 * (per_coordinate + shrinkage)
-    # Each log-gamma, up to 2e7, is good to 4e-9: 1e-2 in the sum of 3e6 at worst, against a sum of 4e9.
+    # Each log-gamma, up to 2e7, is good to 4e-9: 1e-2 in the sum of 3e6 at worst, against a sum of
+    # 4e9.
     assert niw_kl(q, p).item() == pytest.approx(expected, rel=1e-10)
     # float32 vectors: every ratio is off by up to 6e-8, here all alike.
     short_q, short_p = (
@@ -119,7 +121,8 @@ def test_expected_log_gaussian_is_the_mean_of_the_log_density(d: int) -> None:
 
 
 def test_mode_is_the_argmax_of_the_inverse_wishart_marginal() -> None:
-    # The paper's mode (appeq:niw_phi*) maximises the marginal density of Sigma, not the joint density of (mu, Sigma).
+    # The paper's mode (appeq:niw_phi*) maximises the marginal density of Sigma, not the joint
+    # density of (mu, Sigma).
     q, _ = two_niws(3)
     mu, Sigma = q.mode()
     assert torch.equal(mu, q.m0)
@@ -141,7 +144,8 @@ def test_mode_is_the_argmax_of_the_inverse_wishart_marginal() -> None:
         L[lower] = found.x
         return L @ L.T
 
-    # BFGS with numerical gradients stops near 1e-6; one more or less in the denominator moves Sigma by 6 percent.
+    # BFGS with numerical gradients stops near 1e-6; one more or less in the denominator moves Sigma
+    # by 6 percent.
     np.testing.assert_allclose(argmax(with_mu=False), np.diag(Sigma.numpy()), atol=1e-5)
     np.testing.assert_allclose(
         argmax(with_mu=True), np.diag(q.V0.numpy()) / (q.n0 + 3 + 2), atol=1e-5
@@ -225,7 +229,8 @@ def test_small_variance_gives_hard_assignment() -> None:
     m, r = (torch.randn(n, 4, generator=random, dtype=torch.float64) for n in (50, 3))
     nearest = torch.cdist(m, r).argmin(-1)
     one_hot = torch.nn.functional.one_hot(nearest, 3).double()
-    # Every other responsibility is below exp(-gap / 2e-6) for the smallest gap between squared distances: under 1e-200.
+    # Every other responsibility is below exp(-gap / 2e-6) for the smallest gap between squared
+    # distances: under 1e-200.
     first, second = torch.cdist(m, r).square().sort(-1).values[:, :2].unbind(-1)
     assert (second - first).min() > 1e-3
     torch.testing.assert_close(responsibilities(m, r, 1e-6), one_hot, rtol=0, atol=1e-100)
@@ -237,7 +242,8 @@ def test_small_variance_gives_hard_assignment() -> None:
 
 
 def test_float32_distances_of_millions_of_coordinates() -> None:
-    # Coordinates of order 1: squared norms of 3.2e6, where float32 numbers are 0.25 apart; squared distance 9.1.
+    # Coordinates of order 1: squared norms of 3.2e6, where float32 numbers are 0.25 apart; squared
+    # distance 9.1.
     d, random = 3_200_000, generator(24)
     m = torch.randn(d, generator=random)
     r = m + math.sqrt(9.1 / d) * torch.randn(d, generator=random)

@@ -43,7 +43,8 @@ def fit_of_mahalanobis(t: StudentT, theta: np.ndarray) -> float:
 
 
 def test_predictive_covariance_is_that_of_the_hierarchy() -> None:
-    # nu = 12 rather than 5: the standard error of a variance needs fourth moments, and its own accuracy eighth ones.
+    # nu = 12 rather than 5: the standard error of a variance needs fourth moments, and its own
+    # accuracy eighth ones.
     q, t = predictive_at(12)
     draws = {
         "hierarchy": draw_hierarchy(q, 100_000, seed=5),
@@ -54,7 +55,8 @@ def test_predictive_covariance_is_that_of_the_hierarchy() -> None:
         centred = theta - t.location.numpy()
         products = np.einsum("ni,nj->nij", centred, centred)
         error = products.std(0) / math.sqrt(len(theta))
-        # 5 standard errors are 3 percent; B without (l0 + 1) / l0 is 20 percent off, without nu / (nu - 2) 17 percent.
+        # 5 standard errors are 3 percent; B without (l0 + 1) / l0 is 20 percent off, without nu /
+        # (nu - 2) 17 percent.
         assert (
             5 * error < 0.04 * np.sqrt(np.outer(expected.diagonal(), expected.diagonal()))
         ).all()
@@ -71,7 +73,8 @@ def test_predictive_is_jointly_student_t() -> None:
 
 
 def test_one_chi_square_per_coordinate_would_be_noticed() -> None:
-    # The common bug: right marginals and covariance, wrong joint distribution. The test above must reject it.
+    # The common bug: right marginals and covariance, wrong joint distribution. The test above must
+    # reject it.
     _, t = predictive_at(5)
     bug = StudentT(t.nu, t.location, t.scale, joint=False)
     assert fit_of_mahalanobis(t, bug.sample(20_000, generator(8)).numpy()) < REJECTED
@@ -95,7 +98,8 @@ def test_per_coordinate_predictive_is_a_product_of_univariate_ts() -> None:
         direct = draw_hierarchy(coordinate, 20_000, seed=12 + k)[:, 0]
         assert stats.kstest(theta[:, k], marginal).pvalue > REJECTED
         assert stats.kstest(direct, marginal).pvalue > REJECTED
-    # Independent coordinates: the sizes |theta_k - a_k| are uncorrelated in rank. A shared chi-square correlates them.
+    # Independent coordinates: the sizes |theta_k - a_k| are uncorrelated in rank. A shared
+    # chi-square correlates them.
     sizes = np.abs(theta - t.location.numpy())
     assert stats.spearmanr(sizes[:, 0], sizes[:, 1]).pvalue > REJECTED
     shared = np.abs(
@@ -145,7 +149,8 @@ def test_spiky_moments_by_simulation() -> None:
     random = np.random.default_rng(18)
     theta = (random.random((num, 1)) < p_do) * m.numpy() + eps * random.standard_normal((num, 3))
     mean, variance = (moment.numpy() for moment in spiky_moments(m, p_do, eps))
-    # 5 standard errors of a mean are 1 percent of its coordinate's spread: p_do and 1 - p_do cannot be swapped unseen.
+    # 5 standard errors of a mean are 1 percent of its coordinate's spread: p_do and 1 - p_do cannot
+    # be swapped unseen.
     for k in range(3):
         standard_error = theta[:, k].std() / math.sqrt(num)
         assert abs(theta[:, k].mean() - mean[k]) < STANDARD_ERRORS * standard_error
@@ -157,7 +162,8 @@ def test_spiky_moments_by_simulation() -> None:
 
 
 def test_spiky_moments_in_the_expected_log_density_are_the_rho_of_the_paper() -> None:
-    # app_eq:niw_elog_4: E(theta - m0)^2 = rho + eps^2, rho = p (m - m0)^2 + (1 - p) m0^2, nowhere negative.
+    # app_eq:niw_elog_4: E(theta - m0)^2 = rho + eps^2, rho = p (m - m0)^2 + (1 - p) m0^2, nowhere
+    # negative.
     random = generator(19)
     m, m0 = (torch.randn(1000, generator=random, dtype=torch.float64) for _ in range(2))
     for p_do in (0.0, 0.3, 0.999, 1.0):
@@ -168,7 +174,8 @@ def test_spiky_moments_in_the_expected_log_density_are_the_rho_of_the_paper() ->
 
 
 def test_spiky_kl_is_the_divergence_plus_the_entropy_of_the_mask() -> None:
-    # Quadrature in one dimension: two spikes 40 widths apart do not overlap, so the bound is off by all the entropy.
+    # Quadrature in one dimension: two spikes 40 widths apart do not overlap, so the bound is off by
+    # all the entropy.
     m, p_do, eps, prior_mean, prior_variance = 2.0, 0.8, 0.05, 0.5, 0.6
     spikes = [stats.norm(m, eps), stats.norm(0.0, eps)]
     prior = stats.norm(prior_mean, math.sqrt(prior_variance))
@@ -188,7 +195,8 @@ def test_spiky_kl_is_the_divergence_plus_the_entropy_of_the_mask() -> None:
 
 
 def test_spiky_kl_pulls_like_the_penalty_of_the_paper() -> None:
-    # app_eq:niw_client_detail_7, the prior at the mode: p_do / 2 (n0 + d + 1) (m - m0)^T V0^-1 (m - m0) + constant.
+    # app_eq:niw_client_detail_7, the prior at the mode: p_do / 2 (n0 + d + 1) (m - m0)^T V0^-1 (m -
+    # m0) + constant.
     q, _ = two_niws(3)
     p_do, eps = 0.9, 1e-4
     m = torch.randn(2, 3, generator=generator(20), dtype=torch.float64)

@@ -160,7 +160,8 @@ def test_calibration_error_of_known_cases():
     certain = torch.tensor([[1.0, 0.0]] * 4)
     assert calibration_error(certain, torch.tensor([0, 0, 0, 0])) == 0
     assert calibration_error(certain, torch.tensor([0, 0, 1, 1])) == 0.5
-    # errors of opposite sign in different bins do not cancel: |1 - 0.55| and |0 - 0.95|, half of the examples each
+    # errors of opposite sign in different bins do not cancel: |1 - 0.55| and |0 - 0.95|, half of
+    # the examples each
     p = torch.tensor([[0.55, 0.45], [0.95, 0.05]], dtype=torch.float64)
     assert calibration_error(p, torch.tensor([0, 1])) == pytest.approx(0.5 * 0.45 + 0.5 * 0.95)
 

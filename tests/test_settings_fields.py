@@ -11,7 +11,7 @@ from fedhb.runs.settings import Settings
 
 @pytest.fixture(autouse=True)
 def no_training_of_their_own(monkeypatch):
-    """What the algorithms were tuned to is not the matter here."""
+    """Remove the training values that the algorithms were tuned to."""
     for cls in ALGORITHMS.values():
         monkeypatch.setattr(cls, "training", {})
 

@@ -56,7 +56,9 @@ def test_a_wide_clip_and_no_noise_change_nothing_but_the_weights(name):
 
 
 def test_niws_contribution_is_bounded_as_derived():
-    """|d| <= C gives |(d, d^2)| <= sqrt(C^2 + C^4), reached by a difference in one coordinate alone."""
+    """|d| <= C gives |(d, d^2)| <= sqrt(C^2 + C^4), reached by a difference in one coordinate
+    alone.
+    """
     algorithm, clip = fedhb.NIW(dof="full", update="body"), 1.7
     problem, _, received, found = answers(algorithm)
     one = {key: value[:1].clone() for key, value in found.items()}
@@ -75,7 +77,9 @@ def test_niws_contribution_is_bounded_as_derived():
 
 
 def test_what_niws_learned_prior_would_learn_from_is_not_released():
-    """Under noise it would be learned from noise: squares and curvature are zero, and the prior stays what it was."""
+    """Under noise it would be learned from noise: squares and curvature are zero, and the prior
+    stays what it was.
+    """
     algorithm = fedhb.NIW()
     problem, server, received, found = answers(algorithm)
     assert found["curvature"].any()

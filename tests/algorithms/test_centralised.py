@@ -30,7 +30,10 @@ SHUFFLES = ("client", "pooled")
 
 
 def numbered() -> Clients:
-    """Whose example it is and its number can be read off: x = 100 id + n. The ids are not positions."""
+    """Whose example it is and its number can be read off: x = 100 id + n.
+
+    The ids are not positions.
+    """
     ids, sizes = [7, 3, 12], [9, 5, 6]
     pairs = [
         ((100.0 * i + np.arange(n)).reshape(-1, 1), np.zeros(n, int))
@@ -101,7 +104,8 @@ def test_the_pool_is_augmented_and_spares_batch_norm_single_examples() -> None:
     new = algorithm.aggregate(
         problem, server, algorithm.summarise(problem, server, found, RNG), RNG
     )
-    # The server takes the result as it is: theta + (found - theta) rounds to found, numbers below ten.
+    # The server takes the result as it is: theta + (found - theta) rounds to found, numbers below
+    # ten.
     for key in ("theta", "buffers"):
         torch.testing.assert_close(new[key], found[key][0], rtol=0, atol=1e-15)
         assert not torch.equal(new[key], server[key])
@@ -144,5 +148,6 @@ def test_it_learns_the_digits() -> None:
         ).result
         accuracy[shuffle] = result["global"]["accuracy"]
         assert result["personalised"]["accuracy"] > 0.7
-    # Chance is 0.1. Half of the clients hold most classes; client after client, the later ones' are remembered better.
+    # Chance is 0.1. Half of the clients hold most classes; client after client, the later ones' are
+    # remembered better.
     assert accuracy["pooled"] > 0.9 and 0.6 < accuracy["client"] < accuracy["pooled"]

@@ -1,4 +1,4 @@
-"""What every algorithm shares: personal posteriors of several networks, and clients that remember nothing."""
+"""Parts that all algorithms share: personal posteriors, and clients that remember nothing."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def test_the_average_by_hand(weighted: bool) -> None:
         problem, server, algorithm.summarise(problem, server, found, RNG), RNG
     )
 
-    # One full step each, averaged by size, is one step on the pooled examples; averaged equally, on the mean of the mean losses.
+    # One full step each, averaged by size, is one step on the pooled examples; averaged equally, on
+    # the mean of the mean losses.
     module = copy.deepcopy(module)
     x, y = clients.train.x.double(), clients.train.y
     loss = functional.cross_entropy(module(x), y, reduction="none")
@@ -104,7 +105,9 @@ def test_personalisation_trains_body_and_head(name: str, update: str) -> None:
 
 @pytest.mark.parametrize("update", ["body", "full"])
 def test_weight_decay_shrinks_what_is_sent_after_every_step(update: str) -> None:
-    """One step without momentum: (w - lr g) / (1 + lr weight_decay), of body and head where both are sent."""
+    """One step without momentum: (w - lr g) / (1 + lr weight_decay), of body and head where both
+    are sent.
+    """
     options: Any = {
         "rounds": 1,
         "fraction": 1.0,

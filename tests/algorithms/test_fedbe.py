@@ -41,7 +41,7 @@ alone = pytest.mark.filterwarnings("ignore:.*fedbe.*server inputs")
 
 
 def with_inputs(clients: Clients, count: int = 11, seed: int = 9) -> Clients:
-    """The same clients, beside a server that holds unlabelled inputs."""
+    """Return the clients, beside a server that holds unlabelled inputs."""
     return replace(
         clients, server_inputs=normal(count, *clients.train.x.shape[1:], seed=seed).float()
     )
@@ -108,7 +108,8 @@ def test_a_client_draws_its_weights_whoever_is_trained_with_it() -> None:
         problem, received, clients.select([2, 0]), {}, plan_of(), RNG
     )
     assert torch.equal(together["g"][[2, 0]], reverse["g"])
-    # Twice a Gamma(alpha): mean 2 alpha, variance 4 alpha; within five standard errors of 1200 draws.
+    # Twice a Gamma(alpha): mean 2 alpha, variance 4 alpha; within five standard errors of 1200
+    # draws.
     assert abs(together["g"].mean() - 5.0) < 5 * math.sqrt(10.0 / 1200)
 
 
@@ -186,7 +187,8 @@ def test_sharpened_probabilities_by_hand(temperature: float) -> None:
     )
     sure = sharpen(torch.tensor([[1.0, 0.0, 0.0]]), temperature)
     torch.testing.assert_close(sure, torch.tensor([[1.0, 0.0, 0.0]]))
-    # A normal density to the power 1/T, normalised, has variance T v: three log-densities differ by a constant.
+    # A normal density to the power 1/T, normalised, has variance T v: three log-densities differ by
+    # a constant.
     moments = torch.stack([normal(5, 2), normal(5, 2, seed=1).exp()], dim=1)
     mean, variance = sharpen(moments, temperature).unbind(1)
     points = torch.tensor([-1.0, 0.3, 2.0], dtype=torch.float64).view(3, 1, 1)
@@ -266,7 +268,9 @@ def test_the_student_agrees_better_with_its_teachers_than_the_mean_does() -> Non
 
 @pytest.mark.parametrize("posterior", ["gaussian", "dirichlet"])
 def test_real_targets(posterior: str) -> None:
-    """Mean and noise of a target by a small network: the federation learns, and predicts with a variance."""
+    """Mean and noise of a target by a small network: the federation learns, and predicts with a
+    variance.
+    """
     clients = with_inputs(regression(30, 30, 30, spread=0.1, noise=0.1), count=60)
     run = fedhb.fit(
         mlp(3, 8, 2), clients, FedBE(posterior=posterior, update="full"), rounds=20, fraction=1.0, batch_size=10, lr=0.2,
@@ -293,5 +297,6 @@ def test_it_learns_digits() -> None:
     }
     run = fedhb.fit(module, replace(clients, server_inputs=x), FedBE(), **settings)
     assert all(record["distilled"] for record in run.records)
-    # Chance is 0.1. Seen: 0.8 and 0.9; the bounds leave room for other kernels, not for a broken method.
+    # Chance is 0.1. Seen: 0.8 and 0.9; the bounds leave room for other kernels, not for a broken
+    # method.
     assert run.result["global"]["accuracy"] > 0.6 and run.result["personalised"]["accuracy"] > 0.6

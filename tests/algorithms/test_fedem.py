@@ -24,7 +24,9 @@ from fedhb.training.batches import batches
 
 
 def own_module(problem: Problem, arrays: Arrays) -> nn.Module:
-    """A copy of the problem's module with the weights of one learner; the head is the initial one where it is not shared."""
+    """A copy of the problem's module with the weights of one learner; the head is the initial one
+    where it is not shared.
+    """
     module = copy.deepcopy(problem.network.module)
     head = arrays.get("head", problem.network.head)
     nn.utils.vector_to_parameters(
@@ -57,7 +59,9 @@ def test_batches_say_which_examples_they_hold() -> None:
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 def test_each_learner_is_trained_on_its_share_of_every_example(order: list[int]) -> None:
-    """Against torch's own optimiser, on losses weighted by a function of x: weights that were not shuffled along would differ."""
+    """Against torch's own optimiser, on losses weighted by a function of x: weights that were not
+    shuffled along would differ.
+    """
     clients, plan = labelled(9, 6, 3).select(order), plan_of(epochs=3, train_head=True)
     problem = problem_of(mlp(4, 5, 3), clients)
     algorithm = FedEM(num_learners=2, update="full")
@@ -90,7 +94,9 @@ def test_each_learner_is_trained_on_its_share_of_every_example(order: list[int])
 
 
 def test_the_round_by_hand() -> None:
-    """What a client finds is its M-step after its E-step from its own pi; the server averages participants alone, by size."""
+    """The answer of a client is its M-step after its E-step from its own pi; the server averages
+    participants alone, by size.
+    """
     clients, plan = labelled(9, 6, 3), plan_of(epochs=2)
     problem = problem_of(batch_normed(), clients)
     algorithm = FedEM(update="body")
@@ -204,7 +210,8 @@ def test_learners_begin_as_different_networks_of_the_same_kind() -> None:
             assert torch.equal(
                 entries.sort(1).values, entries[:1].sort(1).values.expand(3, -1)
             )  # each tensor has its own
-            # The norm's weight is one and its bias zero in all of them; no other tensor is as before.
+            # The norm's weight is one and its bias zero in all of them; no other tensor is as
+            # before.
             same = slot.name in ("1.weight", "1.bias")
             assert (
                 all(torch.equal(entries[k], entries[0]) == same for k in (1, 2))
@@ -240,8 +247,9 @@ def test_equal_learners_are_refused() -> None:
 
 
 def test_it_tells_two_kinds_of_clients_apart() -> None:
-    """Digits of which every second client calls y what the others call 9 - y: no single network is right more than half of
-    the time, over all clients."""
+    """Digits of which every second client calls y what the others call 9 - y: no single network is
+    right more than half of the time, over all clients.
+    """
     digits, pairs = fedhb.data.load("digits"), []
     for part in (digits.train, digits.test):
         order = np.random.default_rng(0).permutation(len(part))

@@ -74,7 +74,9 @@ def test_warm_up_ends_after_its_rounds_and_is_counted_by_the_server() -> None:
 def test_segments_by_hand(
     size: int, batch: int, burn_in: float, segments: int, expected: list[list[int]]
 ) -> None:
-    """The network is one weight that loses 1 in every step: its value is minus the number of the step."""
+    """The network is one weight that loses 1 in every step: its value is minus the number of the
+    step.
+    """
     clients = Clients.from_arrays([(np.ones((size, 1)), np.zeros(size))])
     problem = problem_of(linear(1), clients, GaussianRegression(noise=1.0))
 
@@ -149,7 +151,8 @@ def test_it_learns_digits() -> None:
         "progress": False,
     }
     result = fedhb.fit(module, clients, FedPA(warm_up=1), **settings).result
-    # Chance is 0.1. Seen: 0.8 and 0.9; the bounds leave room for other kernels, not for a broken method.
+    # Chance is 0.1. Seen: 0.8 and 0.9; the bounds leave room for other kernels, not for a broken
+    # method.
     assert result["global"]["accuracy"] > 0.6 and result["personalised"]["accuracy"] > 0.6
 
 

@@ -32,7 +32,9 @@ from fedhb.errors import InputError
 
 
 def test_the_chain_differentiates_nothing_below_the_head() -> None:
-    """A chain has more steps than the body's training: each must cost a forward pass, not a forward and a backward pass."""
+    """A chain has more steps than the body's training: each must cost a forward pass, not a forward
+    and a backward pass.
+    """
     clients = labelled(8, 8)
     problem = problem_of(batch_normed(), clients)
     seen: list[bool] = []
@@ -71,7 +73,10 @@ def test_which_iterates_are_kept() -> None:
 
 
 def test_batch_norm_joins_single_examples_in_the_chain_too() -> None:
-    """Nine examples in batches of four are two batches there: five and four. The last iterate is kept last."""
+    """Nine examples in batches of four are two batches there: five and four.
+
+    The last iterate is kept last.
+    """
     clients = labelled(9, 4)
     problem = problem_of(batch_normed(), clients)
     algorithm = FedPop(head_epochs=3, num_heads=6, burn_in=0.0)
@@ -85,7 +90,9 @@ def test_batch_norm_joins_single_examples_in_the_chain_too() -> None:
 
 
 def test_the_body_descends_under_kept_heads_each_as_likely() -> None:
-    """Sixty clients with the same examples, one full batch: each one's step is that under one of its own kept heads."""
+    """Sixty clients with the same examples, one full batch: each one's step is that under one of
+    its own kept heads.
+    """
     x, y = arrays = (np.random.default_rng(0).normal(size=(5, 4)), np.array([0, 1, 2, 0, 1]))
     clients, module, kept, lr = (
         Clients.from_arrays([arrays] * 60, num_classes=3),
@@ -253,7 +260,9 @@ def test_personalisation_is_the_client_update(update: str) -> None:
 
 
 def test_it_learns_digits() -> None:
-    """Ten clients with five shards each, eight of which train: chance is 10 percent, a client's most frequent class about 30."""
+    """Ten clients with five shards each, eight of which train: chance is 10 percent, a client's
+    most frequent class about 30.
+    """
     everyone = fedhb.partition.shards(
         fedhb.data.load("digits"), num_clients=10, shards_per_client=5, seed=0
     )

@@ -104,7 +104,9 @@ def test_only_a_learned_prior_has_more_steps(
 
 
 def test_few_examples_reach_the_posterior_s_mode() -> None:
-    """The objective of a client with 4 examples ends where a tenfold training ends, and far from it with the epochs of many."""
+    """The objective of a client with 4 examples ends where a tenfold training ends, and far from it
+    with the epochs of many.
+    """
     clients, problem = labelled(4), problem_of(10, 640)
     plan = dataclasses.replace(plan_of(8, 4, lr=0.02), train_head=True)
     server = NIW().start(problem, RNG)

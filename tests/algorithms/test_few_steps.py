@@ -48,7 +48,7 @@ def test_only_what_began_at_m0_tells(begin: str) -> None:
 
 
 def cohort(count: float, *reached: float) -> Tensor:
-    """What the server keeps of a cohort with these sums of `reach`, and scatter."""
+    """Return what the server keeps of a cohort with these sums of `reach`, and scatter."""
     one = torch.ones(1, dtype=torch.float64)
     return few_steps.seen(
         5.0 * one,
@@ -68,7 +68,9 @@ def test_a_cohort_of_which_one_took_many_steps_or_that_has_one_client_tells_noth
 
 
 def test_clients_that_are_alike_differ_by_nothing_however_far_each_goes() -> None:
-    """They go W_i g: all of X is the share of g, r Y with r = sum W_i^2 / (sum W_i)^2, and not 1/n of Y."""
+    """They go W_i g: all of X is the share of g, r Y with r = sum W_i^2 / (sum W_i)^2, and not 1/n
+    of Y.
+    """
     W, g = torch.tensor([0.3, 0.1, 0.05, 0.6], dtype=torch.float64), normal(20, seed=2)
     moved = W.unsqueeze(1) * g
     X, Y = moved.square().sum().view(1), moved.sum(0).square().sum().view(1)

@@ -58,7 +58,9 @@ def any_server(algorithm: Hierarchical, problem: Problem, seed: int) -> Arrays:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_recorded_objective_is_the_negative_elbo(name: str) -> None:
-    """Up to one constant for all states and answers, from the sums over all clients, and from those over some of them."""
+    """Up to one constant for all states and answers, from the sums over all clients, and from those
+    over some of them.
+    """
     algorithm = RECORDED[name]
     problem, clients = linear_gaussian()
     if name == "mixture":  # whose gate needs a head

@@ -110,7 +110,9 @@ def test_a_client_that_never_took_part_begins_at_the_initial_network() -> None:
 @pytest.mark.parametrize("update", ["body", "full"])
 @pytest.mark.parametrize("make", [lambda: mlp(4, 5, 3), lambda: mlp(4, 5, 3).float(), batch_normed])
 def test_the_server_holds_every_clients_latest_model(make: Any, update: str) -> None:
-    """Where there are as many places as clients, after enough rounds for all to have drawn a place alone."""
+    """Where there are as many places as clients, after enough rounds for all to have drawn a place
+    alone.
+    """
     module, clients = make(), some_clients()
     run = fedhb.fit(module, clients, LocalOnly(update=update, num_models=6), rounds=12, **TRAINING)
     server, memories = run.state.server, run.state.store.memories
@@ -220,7 +222,9 @@ def test_places_have_one_owner_each_and_owners_one_place() -> None:
 
 @pytest.mark.parametrize(("N", "M"), [(4, 8), (40, 8)])
 def test_as_many_clients_draw_as_there_are_places(N: int, M: int) -> None:
-    """On average one client draws each, where all take part; or all clients draw, if they are fewer than the places."""
+    """On average one client draws each, where all take part; or all clients draw, if they are fewer
+    than the places.
+    """
     algorithm, problem = LocalOnly(num_models=M), vector_problem(2, num_clients=N, num_examples=N)
     owner, rounds = algorithm.start(problem, RNG)["owner"], 200
     drawn = sum(
@@ -260,7 +264,8 @@ def test_before_anybody_owns_a_place_the_initial_network_predicts() -> None:
     torch.testing.assert_close(
         algorithm.predict(problem, server, x, RNG), plain, rtol=0, atol=1e-14
     )
-    # Two clients draw the one place: both, and it stays free with the initial network in it; or one, and it is that one's.
+    # Two clients draw the one place: both, and it stays free with the initial network in it; or
+    # one, and it is that one's.
     outcomes = set()
     for number in range(1, 30):
         rng = Randomness(0, number)
@@ -299,6 +304,7 @@ def test_it_learns_the_digits() -> None:
         "progress": False,
     }
     result = fedhb.fit(model, clients, LocalOnly(), **options).result
-    # Chance is 0.1. A client knows its four digits; the mean of ten such networks knows something of all.
+    # Chance is 0.1. A client knows its four digits; the mean of ten such networks knows something
+    # of all.
     assert result["personalised"]["accuracy"] > 0.9
     assert 0.6 < result["global"]["accuracy"] < result["personalised"]["accuracy"]

@@ -85,7 +85,8 @@ def test_far_prototypes_leave_everything_finite() -> None:
         target = algorithm.pull(problem, received, torch.full((4,), 5)).towards(m)
         assert torch.equal(target, r[:1].expand(4, D))
         after = aggregate(algorithm, problem, server_of(r), m.detach())["r"]
-    # The old r is a million away: its last digits are lost in the sum of differences (1e-10), and nothing else.
+    # The old r is a million away: its last digits are lost in the sum of differences (1e-10), and
+    # nothing else.
     torch.testing.assert_close(after[0], m.detach().mean(0) / (0.1 / N + 1), rtol=0, atol=1e-9)
     assert torch.equal(after[1], r[1])
 
@@ -171,7 +172,9 @@ def test_a_prototype_that_starts_again_has_the_buffers_of_the_one_beside_it() ->
 
 
 def test_the_gate_learns_the_nearest_prototype_and_is_averaged_alike() -> None:
-    """Alg. 7: a step on (x, j*), j* = argmin_j |m_i - r_j|, by hand; and 1/N_f sum_i beta_i, whatever the clients' sizes."""
+    """Alg. 7: a step on (x, j*), j* = argmin_j |m_i - r_j|, by hand; and 1/N_f sum_i beta_i,
+    whatever the clients' sizes.
+    """
     clients = labelled(9, 2)
     problem, lr = problem_of(mlp(4, 5, 3), clients), 0.1
     algorithm = mixture(num_prototypes=3, sigma2=1e6)  # hardly a pull

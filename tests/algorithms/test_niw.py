@@ -105,7 +105,8 @@ def test_samples_have_the_moments_of_the_students_t(dof: str) -> None:
     torch.testing.assert_close(predictive.scale, scale, rtol=1e-14, atol=0)
     variance = nu / (nu - 2) * scale
     centred = draws - server["m0"]
-    # Five standard errors; nu = 12 has the fourth moment they need. An error of 5 percent in the variance is 9 of them.
+    # Five standard errors; nu = 12 has the fourth moment they need. An error of 5 percent in the
+    # variance is 9 of them.
     error = centred.std(0) / math.sqrt(len(draws))
     assert (centred.mean(0).abs() < 5 * error).all()
     error = centred.square().std(0) / math.sqrt(len(draws))

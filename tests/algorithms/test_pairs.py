@@ -33,14 +33,17 @@ def test_the_slopes_are_those_of_autograd() -> None:
     q = kl_of_q(softplus(rho), rho.sigmoid(), softplus(prior_rho))
     w = kl_of_w(prior_mean - mean, softplus(rho), prior_rho.sigmoid(), softplus(prior_rho))
     for row, (ours, curvature) in ((1, q), (3, w)):
-        # Where the two terms of a slope in rho cancel, what is left rounds relative to the terms, which are near one.
+        # Where the two terms of a slope in rho cancel, what is left rounds relative to the terms,
+        # which are near one.
         torch.testing.assert_close(ours, slope[row], rtol=1e-12, atol=1e-12)
         assert (curvature >= 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sigma_and_its_slope_are_the_same_wherever_a_weight_lies(dtype: torch.dtype) -> None:
-    """To the last bit: alone, in any piece, and in a column. torch's own softplus and sigmoid are not."""
+    """To the last bit: alone, in any piece, and in a column. torch's own softplus and sigmoid are
+    not.
+    """
     rho = (3.0 * normal(2000, seed=4) - 3.0).to(dtype)
     whole = torch.stack(spread(rho))
     torch.testing.assert_close(

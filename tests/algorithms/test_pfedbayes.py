@@ -46,7 +46,9 @@ def linear_gaussian(*sizes: int) -> tuple[Problem, Clients]:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_update_by_hand(momentum: float) -> None:
-    """Three full batches of one client: reparametrised noise, slopes by autograd; proximal steps of the means by their minima."""
+    """Three full batches of one client: reparametrised noise, slopes by autograd; proximal steps of
+    the means by their minima.
+    """
     problem, clients = linear_gaussian(6)
     algorithm, lr, n = PFedBayes(zeta=0.7, rho0=-1.0), 0.05, 6
     received, memory = algorithm.start(problem, RNG), algorithm.remember(problem, clients)
@@ -130,7 +132,8 @@ def test_a_head_that_was_not_sent_is_pulled_nowhere() -> None:
         )
         moved = (pairs["head"].values[0] - problem.network.head).abs().amax(1)
         assert (moved > 1e-2).all()
-        # Where zeta holds q_i and w together they are within 1e-9 or so; a head without a prior leaves its w behind.
+        # Where zeta holds q_i and w together they are within 1e-9 or so; a head without a prior
+        # leaves its w behind.
         gaps = {key: (pair.values[0] - pair.values[2]).abs().amax(1) for key, pair in pairs.items()}
         assert (gaps["theta"] < 1e-6).all()
         torch.testing.assert_close(
@@ -170,7 +173,9 @@ def test_clients_begin_at_the_received_posterior_moved_by_what_is_their_own() ->
 
 
 def test_what_a_client_remembers_does_not_hold_w_back() -> None:
-    """A client that comes back while w has moved on: where its own loss is flat, its w stays with the server's."""
+    """A client that comes back while w has moved on: where its own loss is flat, its w stays with
+    the server's.
+    """
     clients = labelled(9)
     problem = problem_of(mlp(4, 5, 3), clients)
     algorithm = PFedBayes(update="body", zeta=10.0)
@@ -303,7 +308,9 @@ def test_it_learns_regressions() -> None:
 
 
 def test_it_learns_digits() -> None:
-    """Ten clients with five shards each: chance is 10 percent, and a client's most frequent class about 30."""
+    """Ten clients with five shards each: chance is 10 percent, and a client's most frequent class
+    about 30.
+    """
     clients = fedhb.partition.shards(
         fedhb.data.load("digits"), num_clients=10, shards_per_client=5, seed=0
     )

@@ -38,7 +38,9 @@ def test_nearness_ranks_by_distance() -> None:
 
 
 def test_nearness_is_that_of_the_current_m() -> None:
-    """What it remembers of the last m is used for that m alone: not once it has moved, nor for other rows of it."""
+    """The products of the last m are used for that m alone: not once it has moved, nor for
+    other rows of it.
+    """
     m, r = scattered(), normal(K, D, seed=3)
     nearness = Nearness(r, SIGMA2)
     first = nearness.scores(m)
@@ -60,6 +62,7 @@ def test_nearness_keeps_its_digits_in_float32() -> None:
     expanded = m @ r.T - 0.5 * r.square().sum(1)
     gap = exact[0, 0] - exact[0, 1]
     error, naive = (abs(v[0, 0] - v[0, 1] - gap).item() for v in (near, expanded))
-    # The products are of size 0.03 * 1e-3 each, 200 000 of them of either sign: sums near 1e-2 with seven digits. To expand
-    # the squares sums 200 000 products of size 1e-3: near 100, with seven digits.
+    # The products are of size 0.03 * 1e-3 each, 200 000 of them of either sign: sums near 1e-2 with
+    # seven digits. To expand the squares sums 200 000 products of size 1e-3: near 100, with seven
+    # digits.
     assert error < 1e-6 < 1e-5 < naive

@@ -36,7 +36,9 @@ def test_lengths_at_their_ends() -> None:
 
 @pytest.mark.parametrize("update", ["body", "full"])
 def test_the_servers_step_is_as_long_as_the_prior_asks(update: str) -> None:
-    """Layer by layer, with the evidence and the prior that the clients were sent; no step before it, so none to agree with."""
+    """Layer by layer, with the evidence and the prior that the clients were sent; no step before
+    it, so none to agree with.
+    """
     network, clients = Network(mlp(4, 6, 3)), labelled(6, 7)
     problem = Problem(network, Categorical(3), Federation(2, 13, 3))
     plain, longer = NIW(update=update, relax=False), NIW(update=update, along=True)
@@ -77,7 +79,11 @@ def test_the_servers_step_is_as_long_as_the_prior_asks(update: str) -> None:
 
 @pytest.mark.parametrize("update", ["body", "full"])
 def test_the_servers_second_step(update: str) -> None:
-    """The first round is that of the closed form; the second moves m0 and the head omega times as far. None of it is sent."""
+    """The first round is that of the closed form; the second moves m0 and the head omega times as
+    far.
+
+    None of it is sent.
+    """
     network = Network(mlp(4, 6, 3))
     clients = labelled(6, 7)
     problem = Problem(network, Categorical(3), Federation(2, 13, 3))

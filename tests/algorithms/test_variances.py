@@ -22,7 +22,7 @@ from fedhb.training.sgd import train
 
 
 def measure(problem: Problem, weights: Weights, *rest: Any) -> Tensor:
-    """What clients measure that found these weights."""
+    """Return the measurements of clients that found these weights."""
     return variances.measure(
         problem, {"m": weights.theta, "head": weights.head}, weights, *rest, None
     )
@@ -126,7 +126,9 @@ def test_some_clients_measure_by_their_own_coins() -> None:
 
 @pytest.mark.parametrize("kind", ["batch norm", "dropout"])
 def test_curvature_does_not_depend_on_the_batch(kind: str) -> None:
-    """The mean gradient under the model's own targets is zero only if both are taken in the same mode."""
+    """The mean gradient under the model's own targets is zero only if both are taken in the same
+    mode.
+    """
     middle = nn.BatchNorm1d(5) if kind == "batch norm" else nn.Dropout(0.5)
     network = Network(
         seeded(lambda: nn.Sequential(nn.Linear(4, 5), middle, nn.Tanh(), nn.Linear(5, 3)))
@@ -180,7 +182,9 @@ def test_without_a_measurement_the_prior_stays_as_it_was(monkeypatch: pytest.Mon
 
 
 def test_rounds_and_personalisation_have_a_variance_each() -> None:
-    """Held by a variance of nearly zero a client stays at m0: each use is held by its own, and not by the other's."""
+    """Held by a variance of nearly zero a client stays at m0: each use is held by its own, and not
+    by the other's.
+    """
     clients, network, algorithm = labelled(9, 6, 4), Network(mlp(4, 5, 3)), NIW(p_do=1.0)
     problem, plan = (
         Problem(network, Categorical(3), Federation(3, 19, 3)),
@@ -209,7 +213,9 @@ def test_a_likelihood_that_cannot_draw_targets_is_refused_before_the_first_round
 
 
 def test_averaged_iterates_are_the_personal_mean() -> None:
-    """With one step an epoch and all of them averaged, m is the mean of the iterates of runs of 1, 2, 3 epochs."""
+    """With one step an epoch and all of them averaged, m is the mean of the iterates of runs of 1,
+    2, 3 epochs.
+    """
     clients, module = labelled(6, 6, 6), mlp(4, 5, 3)
     settings = {
         "rounds": 1,

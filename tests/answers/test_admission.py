@@ -29,7 +29,9 @@ def test_the_measure_of_lengths_follows_the_answers():
 
 
 def test_a_client_that_measures_curvature_in_a_round_is_not_too_long():
-    """Of a network with many tensors: most clients measure none, and half of the answers are next to nothing."""
+    """Of a network with many tensors: most clients measure none, and half of the answers are next
+    to nothing.
+    """
     lengths = Lengths({"curvature": torch.ones(1, 400)}, growth=100.0, least=16)
     lengths.note({"curvature": torch.zeros(1, 400)})
     lengths.settle()

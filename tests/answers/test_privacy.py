@@ -1,4 +1,6 @@
-"""Differential privacy: the noise, the accountant, and an audit that would notice half of the noise missing."""
+"""Differential privacy: the noise, the accountant, and an audit that would notice half of the noise
+missing.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,12 @@ def test_the_count_is_the_cohorts_however_many_answered():
 
 
 def test_the_accountant_gives_published_values():
-    """Abadi et al.'s setting as the TensorFlow Privacy tutorial computes it: batches of 256 of 60,000, noise 1.1, 60 epochs,
-    delta 1e-5 give epsilon 2.92 (Mironov's conversion; the accountant's present one is tighter). And, by Mironov 2017, T Gaussian
-    releases have Renyi divergence T alpha / (2 z^2)."""
+    """Abadi et al.'s setting as the TensorFlow Privacy tutorial computes it: batches of 256 of
+    60,000, noise 1.1, 60 epochs, delta 1e-5 give epsilon 2.92 (Mironov's conversion; the
+    accountant's present one is tighter).
+
+    And, by Mironov 2017, T Gaussian releases have Renyi divergence T alpha / (2 z^2).
+    """
     import dp_accounting
     from dp_accounting import rdp
 
@@ -74,7 +79,9 @@ def test_the_accountant_gives_published_values():
 
 
 def test_sampling_without_replacement_is_accounted_for():
-    """Theorem 9 of Wang, Balle and Kasiviswanathan (2019), written out for integer orders, is never beaten by ours from above."""
+    """Theorem 9 of Wang, Balle and Kasiviswanathan (2019), written out for integer orders, is never
+    beaten by ours from above.
+    """
     z, n, m, rounds, delta = 2.0, 1000, 50, 30, 1e-5
     gamma, multiplier = m / n, z / 2
 
@@ -102,9 +109,11 @@ def test_sampling_without_replacement_is_accounted_for():
 
 
 def audit(noise: float, claimed: Privacy, trials: int = 4000) -> float:
-    """A lower bound of epsilon, with 99 % confidence, from telling two federations apart that differ in one client.
+    """A lower bound of epsilon, with 99 % confidence, from telling two federations apart that
+    differ in one client.
 
-    The client's answer is as far as it can be in one direction, or in the other; the adversary knows everything else.
+    The client's answer is as far as it can be in one direction, or in the other; the adversary
+    knows everything else.
     """
     algorithm = fedhb.FedAvg(update="body")
     problem = builders.problem()

@@ -28,7 +28,9 @@ from fedhb.seeding import Randomness
 def test_noise_and_cohorts_have_more_secrets_than_a_generator_for_simulations(
     monkeypatch, tmp_path
 ):
-    """torch's generators keep 32 bits of their seed, which can all be tried; and the seed, with its cohorts, is public."""
+    """torch's generators keep 32 bits of their seed, which can all be tried; and the seed, with its
+    cohorts, is public.
+    """
 
     def refuse(*arguments, **options):
         raise AssertionError("it could be guessed")
@@ -138,7 +140,9 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
 
 
 def test_a_run_without_its_key_is_not_gone_on_with(tmp_path):
-    """With other noise a round that was released already would be released once more; with no key the noise is known to all."""
+    """With other noise a round that was released already would be released once more; with no key
+    the noise is known to all.
+    """
     who, options = (
         builders.clients(),
         {"fraction": 0.5, "progress": False, "dp_noise": 1.0, "resume": True},
@@ -161,9 +165,9 @@ def test_a_run_without_its_key_is_not_gone_on_with(tmp_path):
         )
 
     for content, says in (
-        (b"", "has 0 bytes, not 32"),
-        (drawn[:-1], "has 31 bytes"),
-        (bytes(32), "another configuration"),
+        (b"", "0 bytes.*32"),
+        (drawn[:-1], "31 bytes"),
+        (bytes(32), "resume"),
     ):
         key.write_bytes(content)
         with pytest.raises(InputError, match=says):

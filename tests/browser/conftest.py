@@ -37,7 +37,9 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory):
-    """The pages of a NIW run, of a Mixture run, of a regression, and of a comparison with two seeds."""
+    """The pages of a NIW run, of a Mixture run, of a regression, and of a comparison with two
+    seeds.
+    """
     folder = tmp_path_factory.mktemp("runs")
     sources = {
         "niw": finished.one(folder / "niw", "niw"),

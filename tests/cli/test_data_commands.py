@@ -1,4 +1,6 @@
-"""`fedhb data`: what is here, and what cannot be had. tests/data/test_cifar_c.py makes a data set with it."""
+"""`fedhb data`: what is here, and what cannot be had. tests/data/test_cifar_c.py makes a data set
+with it.
+"""
 
 from __future__ import annotations
 

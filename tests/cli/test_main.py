@@ -1,4 +1,6 @@
-"""The command line's contract: its files, its exit codes, and messages that name the value and the remedy."""
+"""The command line's contract: its files, its exit codes, and messages that name the value and the
+remedy.
+"""
 
 from __future__ import annotations
 

@@ -184,7 +184,9 @@ def test_a_comparison_that_must_fail_fails_before_its_first_run(run, tmp_path, a
 
 
 def test_a_comparison_leaves_out_the_algorithm_and_seed_of_a_runs_own_file(run, tmp_path):
-    """Such a file is how one run is compared with others under the same settings; lists of its own it may have."""
+    """Such a file is how one run is compared with others under the same settings; lists of its own
+    it may have.
+    """
     assert (
         run(
             "train",

@@ -56,7 +56,9 @@ def test_brackets_in_a_path_are_told(run, tmp_path):
     ],
 )
 def test_where_results_go(trained, run, tmp_path, arguments, says):
-    """What cannot be written to, and examples that make no sense, are told before the work, with code 2."""
+    """Places that cannot be written to, and senseless examples, are told before the work, with
+    code 2.
+    """
     shutil.copytree(trained, tmp_path / "x")
     (tmp_path / "file").write_text("mine")
     x = np.zeros((3, 1, 8, 8))

@@ -1,4 +1,6 @@
-"""The flags of the command line: their defaults, what a file of settings leaves to them, and which have no effect."""
+"""The flags of the command line: their defaults, what a file of settings leaves to them, and which
+have no effect.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients are made from: what is refused, and what may not be meant so."""
+"""Checks of the data that clients are made from: errors and warnings."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def test_from_arrays_keeps_every_pair():
 
 @pytest.mark.parametrize("most", [1, 3, 9, 59, 60, 100])
 def test_a_part_of_a_clients_examples_has_its_classes_in_proportion(most):
-    """Rows in order of class, as shards are: each class has its share of the part, to within one example."""
+    """Rows in order of class, as shards are: each class has its share of the part, to within one
+    example.
+    """
     y = np.repeat([0, 1, 2], 20)
     clients = Clients.from_arrays(
         [(np.zeros((5, 1)), np.zeros(5, int)), (np.arange(60.0)[:, None], y)]
@@ -148,7 +150,9 @@ def test_from_rows_keeps_the_data_sets_facts():
 
 
 def test_sizes_are_counted_once_however_often_they_are_asked_for():
-    """Else a round that asks for the size of each of its clients would cost as much as there are clients in all."""
+    """Else a round that asks for the size of each of its clients would cost as much as there are
+    clients in all.
+    """
     clients = Clients.from_arrays(pairs((4, 1, 3)))
     assert clients.sizes is clients.sizes
     assert clients.select([2, 0]).sizes.tolist() == [3, 4] and clients.sizes.tolist() == [4, 1, 3]

@@ -128,7 +128,8 @@ def test_impossible_shards_are_refused(clients, per_client, says):
 
 
 def test_a_client_without_test_examples_is_refused_in_the_end():
-    # Two shards of class 1, one of its examples in the test set: whoever gets the other shard has none.
+    # Two shards of class 1, one of its examples in the test set: whoever gets the other shard has
+    # none.
     train, test = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])
     with pytest.raises(InputError, match="fewer clients"):
         shard_rows(train, test, 4, 1)

@@ -1,4 +1,8 @@
-"""The benchmark: it runs, its results have the shape that is promised, and all contenders do the same work. No time is judged."""
+"""The benchmark: it runs, its results have the shape that is promised, and all contenders do the
+same work.
+
+No time is judged.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,9 @@ CONTENDERS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def optimiser_imported():
-    """Torch's first optimiser imports for a second or two: here, once, and not in every process that is forked."""
+    """Torch's first optimiser imports for a second or two: here, once, and not in every process
+    that is forked.
+    """
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()
 
 
@@ -168,7 +174,8 @@ def test_all_do_the_same_work_on_images():
     plain, processes, ours = (rounds_of(c) for c in contenders)
     assert agreement(plain, task.model().state_dict()) > 1e-3
     assert agreement(processes, plain) < 1e-5 and agreement(ours, plain) < 1e-5
-    # deep batch norm magnifies the rounding of another layout a thousandfold in the gradients, not in its running statistics
+    # deep batch norm magnifies the rounding of another layout a thousandfold in the gradients, not
+    # in its running statistics
     clients, task = MOBILENET.clients(), replace(MOBILENET, lr=1e-9)
     plain, ours = (
         rounds_of(c, 1)
@@ -180,7 +187,9 @@ def test_all_do_the_same_work_on_images():
 
 
 def test_all_do_the_same_work_by_the_protocol_of_the_cifar_experiments():
-    """With momentum, and batch norm by the batch: W2's own settings; plain PyTorch has torch's own convolutions."""
+    """With momentum, and batch norm by the batch: W2's own settings; plain PyTorch has torch's own
+    convolutions.
+    """
     task = replace(MOBILENET, momentum=w2.FULL.momentum, batch_norm=w2.FULL.batch_norm, lr=1e-9)
     assert (task.momentum, task.batch_norm) == (0.9, "batch")
     clients = task.clients()

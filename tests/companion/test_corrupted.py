@@ -88,7 +88,9 @@ def test_the_table_has_the_three_tasks_beside_the_printed_numbers(files, run):
 
 
 def test_images_that_others_train_on_are_known_under_every_corruption(files, run):
-    """Classes without any rule can only be learnt by heart: what tells a split that leaks from one that does not."""
+    """Classes without any rule can only be learnt by heart: what tells a split that leaks from one
+    that does not.
+    """
     bands = np.random.default_rng(1).integers(0, 256, size=(IMAGES, 4, 1, 3)).astype(np.uint8)
     pictures = np.broadcast_to(
         bands.repeat(8, axis=1), (IMAGES, 32, 32, 3)
@@ -146,7 +148,9 @@ ALSO = ["sensitivity_k", "sensitivity_p_drop", "ensembles"]
 
 @pytest.mark.parametrize("name", [*CIFAR, *ALSO])
 def test_the_cifar_experiments_have_fedbabus_protocol(name):
-    """docs/deviations.md, Protocol: the values of FedBABU's scripts, whatever an algorithm was tuned to elsewhere."""
+    """docs/deviations.md, Protocol: the values of FedBABU's scripts, whatever an algorithm was
+    tuned to elsewhere.
+    """
     experiment = experiments.load(REPOSITORY, name)
     for key in experiments.choose(experiment, datasets=["cifar-100"] if name in ALSO else []):
         found = experiment.resolved(key)

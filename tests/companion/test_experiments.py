@@ -28,14 +28,14 @@ def test_choosing(tmp_path):
     for wrong, says in (
         (
             {"cells": ["ones"]},
-            r"--cell ones .did you mean 'one'..: small has one, two epochs, other",
+            "--cell ones.*'one'.*one, two epochs, other",
         ),
         ({"datasets": ["emnist"]}, r"--dataset emnist"),
         (
             {"algorithms": ["mixture"]},
-            r"--algorithms mixture: small has niw S=0, fedavg, niw S=5, niw",
+            "--algorithms mixture.*niw S=0, fedavg, niw S=5, niw",
         ),
-        ({"cells": ["one"], "datasets": ["mnist"]}, "--cell one: small has other"),
+        ({"cells": ["one"], "datasets": ["mnist"]}, "--cell one.*other"),
     ):
         with pytest.raises(InputError, match=says):
             experiments.choose(experiment, **wrong)

@@ -1,4 +1,6 @@
-"""The paper's figures: what they show is what the records hold, as PNG and SVG, the same bytes each time."""
+"""The paper's figures: what they show is what the records hold, as PNG and SVG, the same bytes each
+time.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +199,9 @@ def test_novel_users(tmp_path, monkeypatch, capsys):
 
 
 def test_the_theorems_are_drawn_from_their_records(tmp_path):
-    """From the records of the repository: the printed bound is broken where rounds are long, and nowhere else."""
+    """From the records of the repository: the printed bound is broken where rounds are long, and
+    nowhere else.
+    """
     figures, _ = found(ROOT / "experiments", "theorem_convergence")
     assert set(figures) == {
         "gaussian",

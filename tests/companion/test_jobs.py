@@ -106,7 +106,10 @@ def children(pid):
     ("count", "how"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)]
 )
 def test_killed_work_goes_on_from_its_checkpoint(tmp_path, count, how):
-    """A process is killed in the middle of training. Its children end too, and what was trained is not trained again."""
+    """A process is killed in the middle of training.
+
+    Its children end too, and what was trained is not trained again.
+    """
     write(tmp_path, LONG, printed="")
     command = [
         sys.executable,

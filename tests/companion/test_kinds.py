@@ -145,7 +145,10 @@ def test_hold_out_clients_and_gates_are_recorded(tmp_path):
 
 
 def test_global_prediction_without_what_clients_remember(tmp_path):
-    """FedPop's clients predict with their own heads; without them with mu_z. For the others nothing changes."""
+    """FedPop's clients predict with their own heads; without them with mu_z.
+
+    For the others nothing changes.
+    """
     write(
         tmp_path,
         settings("table", '[cells.c]\ndataset = "digits"', "fedpop = {}\npfedbayes = {}\nniw = {}"),
@@ -359,7 +362,9 @@ def test_the_tables_and_figures_of_the_paper_are_there():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_our_experiments_are_sound(name):
-    """Every key resolves to settings that exist, and every printed number belongs to a cell and a variant."""
+    """Every key resolves to settings that exist, and every printed number belongs to a cell and a
+    variant.
+    """
     experiment = experiments.load(ROOT, name)
     keys = experiments.choose(experiment)
     standing = workbench.standing(experiment, keys)

@@ -18,7 +18,9 @@ def test_ranks_by_hand():
 
 
 def test_friedman_by_hand():
-    """Three blocks, three methods: mean ranks 4/3, 5/3, 3, so chi2 = 12*3/12 (16/9 + 25/9 + 9 - 12) = 3 * 14/9 = 14/3."""
+    """Three blocks, three methods: mean ranks 4/3, 5/3, 3, so chi2 = 12*3/12 (16/9 + 25/9 + 9 - 12)
+    = 3 * 14/9 = 14/3.
+    """
     result = ranks.compare([[0.9, 0.8, 0.7], [0.6, 0.5, 0.4], [0.1, 0.2, 0.0]])
     assert result.ranks == pytest.approx([4 / 3, 5 / 3, 3])
     assert result.chi2 == pytest.approx(14 / 3)

@@ -1,4 +1,6 @@
-"""Cells at another width and for a part of the rounds, cells by their parts, and images that no client has."""
+"""Cells at another width and for a part of the rounds, cells by their parts, and images that no
+client has.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +235,9 @@ def now_settings(folder):
 
 
 def test_clean_metrics_are_those_of_the_whole_set_in_batches():
-    """A prediction that depends on its batch is made in batches of 128 drawn from all images, and every image counts once."""
+    """A prediction that depends on its batch is made in batches of 128 drawn from all images, and
+    every image counts once.
+    """
     sizes = []
 
     class Run:

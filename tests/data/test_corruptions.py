@@ -178,7 +178,8 @@ def test_gaussian_blur_has_its_second_moment():
 
 
 def test_defocus_blur_is_the_mean_over_its_disk():
-    # x^2 + y^2 <= 1.5^2 holds for the 3 x 3 pixels around the centre, and the edge's smoothing is exp(-50)
+    # x^2 + y^2 <= 1.5^2 holds for the 3 x 3 pixels around the centre, and the edge's smoothing is
+    # exp(-50)
     assert corruptions.disk(1.5, 0.1)[1:-1, 1:-1] == pytest.approx(
         np.full((3, 3), 1 / 9), abs=1e-12
     )
@@ -194,13 +195,15 @@ def test_glass_blur_moves_colours_up_to_a_pixel_at_a_time_and_invents_none():
     found = CORRUPTIONS["glass_blur"](
         images / 255.0, [np.random.default_rng(k) for k in range(50)]
     )[..., 0]
-    # smoothing twice by 0.4 adds 2 * 0.4^2 at most; a colour moves down and right only, by chains of copies
+    # smoothing twice by 0.4 adds 2 * 0.4^2 at most; a colour moves down and right only, by chains
+    # of copies
     mean = found.sum(axis=0)
     row, column, _, _ = spread(mean)
     assert 0.5 < row < 2.5 and 0.5 < column < 2.5
     assert mean[:14].sum() + mean[:, :14].sum() < 1e-3 * mean.sum()
-    # In each of two passes a pixel takes the row above it or stays, with equal chances: it moves by 1 on average, with variance
-    # 0.5, of which smoothing by 0.4 leaves (0.92^2 + 2 0.04^2)^2 = 0.72 where neighbours move independently, and more where not.
+    # In each of two passes a pixel takes the row above it or stays, with equal chances: it moves by
+    # 1 on average, with variance 0.5, of which smoothing by 0.4 leaves (0.92^2 + 2 0.04^2)^2 = 0.72
+    # where neighbours move independently, and more where not.
     ramp = np.broadcast_to(np.arange(32, dtype=np.uint8)[:, None, None] * 8, (10, 32, 32, 3)).copy()
     moved = (ramp.astype(float) - corrupt("glass_blur", ramp) - 0.5)[:, 4:-4, 4:-4, 0] / 8
     assert moved.mean() == pytest.approx(1.0, abs=0.05) and 0.36 < moved.var() < 0.5
@@ -289,7 +292,8 @@ def test_pixelate_has_twenty_steps():
 
 
 def test_elastic_displacements_are_bounded_and_of_the_right_size():
-    # a ramp in x tells how far each pixel moved; the affine map is affine, so what is left of a plane is the noise
+    # a ramp in x tells how far each pixel moved; the affine map is affine, so what is left of a
+    # plane is the noise
     count = 200
     x = np.broadcast_to(np.linspace(0, 1, 32)[:, None], (count, 32, 32, 1))
     found = (
@@ -307,7 +311,8 @@ def test_elastic_displacements_are_bounded_and_of_the_right_size():
     plane = np.stack([np.ones_like(rows), rows, columns], axis=1)
     rest = moved.reshape(count, -1).T
     fitted = np.linalg.lstsq(plane, rest, rcond=None)[0]
-    # the affine map moves (row, column) = (26, 26), (6, 26) and (6, 6) by a uniform of 0.96 in either direction
+    # the affine map moves (row, column) = (26, 26), (6, 26) and (6, 6) by a uniform of 0.96 in
+    # either direction
     corners = np.array([[1, 26, 26], [1, 6, 26], [1, 6, 6]]) @ fitted
     assert corners.std() == pytest.approx(0.96 / 3**0.5, rel=0.12)
     rest = rest - plane @ fitted
@@ -316,7 +321,9 @@ def test_elastic_displacements_are_bounded_and_of_the_right_size():
 
 
 def test_elastic_noise_is_smoothed_as_scipy_does(monkeypatch):
-    """Each pixel moves by 3.2 times uniform noise, smoothed by 0.96 over three deviations, mirrored at the edge."""
+    """Each pixel moves by 3.2 times uniform noise, smoothed by 0.96 over three deviations, mirrored
+    at the edge.
+    """
     places = spy_on(monkeypatch, "_at")
     CORRUPTIONS["elastic_transform"](
         textured(3) / 255, [np.random.default_rng(k) for k in range(3)]

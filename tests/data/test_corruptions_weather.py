@@ -26,8 +26,9 @@ def pictures(monkeypatch):
 def test_fog_adds_a_cloud_and_keeps_the_largest_value(monkeypatch):
     cloud = corruptions.plasma([np.random.default_rng(k) for k in range(40)], 1.75)
     assert cloud.shape == (40, 32, 32) and cloud.min() == 0 and cloud.max() == 1
-    # amplitudes fall by 1.75^2 with each of four halvings: what the first step adds to the middle, uniform in -1..1, is 1.75^8
-    # times what the last step adds between four pixels, whose root mean square is 1/sqrt(3)
+    # amplitudes fall by 1.75^2 with each of four halvings: what the first step adds to the middle,
+    # uniform in -1..1, is 1.75^8 times what the last step adds between four pixels, whose root mean
+    # square is 1/sqrt(3)
     cloud = corruptions.plasma([np.random.default_rng(k) for k in range(400)], 1.75)
     corners = cloud[:, ::2, ::2] + np.roll(cloud[:, ::2, ::2], -1, axis=1)
     fine = cloud[:, 1::2, 1::2] - (corners + np.roll(corners, -1, axis=2)) / 4
@@ -104,7 +105,9 @@ def test_snow_has_its_constants(monkeypatch):
 
 
 def test_snow_pales_colours_towards_their_brightness(monkeypatch):
-    """Between the flakes 0.8 x + 0.2 max(x, 1.5 grey + 0.5), with the brightness of red, green and blue."""
+    """Between the flakes 0.8 x + 0.2 max(x, 1.5 grey + 0.5), with the brightness of red, green and
+    blue.
+    """
     monkeypatch.setattr(corruptions, "_trail", lambda flakes, *_: 0 * flakes)
     images = textured()
     x = images / 255
@@ -120,7 +123,8 @@ def test_snow_falls_steeply_on_a_paler_image():
     flakes = found - 0.1
     along, across = np.abs(np.diff(flakes, axis=1)).mean(), np.abs(np.diff(flakes, axis=2)).mean()
     assert along < 0.8 * across  # they fall
-    # P(0.3 + 0.3 z > 0.65) E[.|.] = 0.09, less what interpolation takes off; twice, less what is cut at 1
+    # P(0.3 + 0.3 z > 0.65) E[.|.] = 0.09, less what interpolation takes off; twice, less what is
+    # cut at 1
     assert 0.02 < flakes.mean() < 0.25
     assert (found[:, ::-1, ::-1] == found).all()  # from both sides
 
@@ -131,8 +135,8 @@ def test_spatter_is_mud(monkeypatch):
     mud = np.array([63, 42, 20])
     hit = (found != 255).any(-1)
     assert 0.02 < hit.mean() < 0.35
-    # m in 0.8..1 of mud, the rest of white
-    # noise of deviation 0.1, smoothed by 0.5: times sqrt(0.41), so that z > (0.68 - 0.65) / 0.064 for 32 % of all pixels
+    # m in 0.8..1 of mud, the rest of white noise of deviation 0.1, smoothed by 0.5: times
+    # sqrt(0.41), so that z > (0.68 - 0.65) / 0.064 for 32 % of all pixels
     (_, first), (above, second) = spied
     assert (first, second) == (0.5, 0.6) and above.mean() == pytest.approx(0.32, abs=0.012)
     share = (255 - found[hit]) / (255 - mud)

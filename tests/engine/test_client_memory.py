@@ -1,4 +1,4 @@
-"""What clients remember between rounds."""
+"""The memory of clients between rounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_algorithms_without_memory_store_none(name):
 
 @pytest.mark.parametrize("name", ["niw-last", "mixture-last"])
 def test_a_client_begins_where_it_ended(name):
-    """Its second update, with a step of size zero, finds what it remembers; a client without memory finds the centre."""
+    """Its second update, with a step of size zero, finds what it remembers; a client without memory
+    finds the centre.
+    """
     algorithm, who, prob = CASES[name], clients(), problem()
     server = algorithm.start(prob, Randomness(1))
     received = algorithm.broadcast(server, who.ids.tolist())

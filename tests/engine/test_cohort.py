@@ -18,7 +18,9 @@ from fedhb.seeding import Randomness
 
 
 def test_the_summary_does_not_grow_with_the_cohort():
-    """One client at a time, no tensor is larger for twelve clients than for four: no [N_f, d] is ever built."""
+    """One client at a time, no tensor is larger for twelve clients than for four: no [N_f, d] is
+    ever built.
+    """
 
     class Largest(TorchDispatchMode):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and with which learning rate."""
+"""The cohort of a round, and its learning rate."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def test_other_schedules():
     ],
 )
 def test_steps_of_few_rounds(rounds, expected):
-    """As in FedBABU's code: after rounds rounds // 2 and 3 rounds // 4, once where these are the same."""
+    """As in FedBABU's code: after rounds rounds // 2 and 3 rounds // 4, once where these are the
+    same.
+    """
     assert [learning_rate("step", 1.0, done, rounds) for done in range(rounds)] == pytest.approx(
         expected, rel=1e-12
     )

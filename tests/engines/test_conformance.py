@@ -1,4 +1,4 @@
-"""What every algorithm owes the engines, for every algorithm of the registry."""
+"""The duties of an algorithm towards the engines, for every algorithm of the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A federation of nodes ends where the simulator does: the same posterior, the same metrics, the same files."""
+"""A federation of nodes ends where the simulator does: the same posterior, the same metrics, the
+same files.
+"""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ def test_a_run_with_workers(tmp_path, processes):
 
 @pytest.mark.parametrize("name", ["niw-last", "mixture-three", "fedbe-body", "pfedbayes-full"])
 def test_who_trains_a_chunk_does_not_matter(name, processes):
-    """One process, several, and one that hands over to several: the same bits, because sums are added in the chunks' order."""
+    """One process, several, and one that hands over to several: the same bits, because sums are
+    added in the chunks' order.
+    """
     algorithm, who, prob = CASES[name], clients(), problem()
     training = Training(3, 1.0, plan(algorithm), "constant", 5)
 

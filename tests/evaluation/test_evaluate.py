@@ -94,7 +94,9 @@ def test_where_no_client_has_test_examples_it_is_known_before_training(tmp_path)
 
 
 def test_novel_clients_do_not_take_over_what_others_remember():
-    """Memories belong to ids: a novel client 0 would begin with the model of the client 0 that trained."""
+    """Memories belong to ids: a novel client 0 would begin with the model of the client 0 that
+    trained.
+    """
     who = clients()
     with pytest.raises(InputError, match=r"client 0 .*ids"):
         fit(None, who, fedhb.LocalOnly(), holdout=clients())
@@ -103,7 +105,9 @@ def test_novel_clients_do_not_take_over_what_others_remember():
 
 
 def test_a_module_that_normalises_by_the_batch_is_evaluated_client_by_client():
-    """Its own layers without running statistics are as batch_norm="batch": who else is evaluated must not matter."""
+    """Its own layers without running statistics are as batch_norm="batch": who else is evaluated
+    must not matter.
+    """
 
     def net(track):
         with seeded():
@@ -152,7 +156,9 @@ def test_the_numbers_are_means_over_clients():
 
 
 def test_validation_numbers_never_touch_a_test_example(monkeypatch):
-    """Test inputs that are NaN and labels out of range would show in any number they enter; nothing even gathers them."""
+    """Test inputs that are NaN and labels out of range would show in any number they enter; nothing
+    even gathers them.
+    """
     who = clients([9] * 6).with_validation(0.3, seed=0)
     clean = fit(None, who, evaluate_on="validation")
     poison = Share(

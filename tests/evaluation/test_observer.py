@@ -1,4 +1,4 @@
-"""What a run records for its report: right numbers, small, and none of the result's changed by it."""
+"""The numbers that a run records for its report: right, small, without effect on the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a posterior says of the clients."""
+"""Differences between clients, as a posterior shows them."""
 
 from __future__ import annotations
 

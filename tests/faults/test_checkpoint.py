@@ -1,4 +1,6 @@
-"""Checkpoints under damage: whatever happens to a file or to the process, the run ends with the numbers of an undisturbed one."""
+"""Checkpoints under damage: whatever happens to a file or to the process, the run ends with the
+numbers of an undisturbed one.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_a_manifest_that_makes_no_sense_falls_back(what, whole, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*round-000005.json")
 def test_no_single_flipped_bit_goes_unnoticed(tmp_path):
-    """Wherever in the manifest (every third byte is tried): the state is that of round 5, or the checkpoint counts as damaged."""
+    """Wherever in the manifest (every third byte is tried): the state is that of round 5, or the
+    checkpoint counts as damaged.
+    """
     out = stopped(tmp_path / "run")
     path = newest(out, "manifest")
     content = path.read_bytes()
@@ -192,20 +196,20 @@ def test_a_line_cut_short_is_forgotten(torn, whole, tmp_path):
 
 
 OTHERS = {
-    "learning rate": ({"lr": 0.07}, r"lr=0\.07, begun with 0\.05"),
-    "rounds": ({"rounds": 7}, "rounds=7, begun with 6"),
-    "fraction": ({"fraction": 0.4}, r"fraction=0\.4, begun with 0\.5"),
-    "seed": ({"seed": 4}, "seed=4, begun with 3"),
-    "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg, begun with niw"),
+    "learning rate": ({"lr": 0.07}, r"lr=0\.07.*0\.05"),
+    "rounds": ({"rounds": 7}, "rounds=7.*6"),
+    "fraction": ({"fraction": 0.4}, r"fraction=0\.4.*0\.5"),
+    "seed": ({"seed": 4}, "seed=4.*3"),
+    "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg.*niw"),
     "setting": (
         {"algorithm": fedhb.NIW(begin="last", kl_weight=0.5)},
-        r"niw\.kl_weight=0\.5, begun with 1\.0",
+        r"niw\.kl_weight=0\.5.*1\.0",
     ),
     "weights": ({"model": mlp(torch.float32, seed=1)}, None),
     "network": ({"model": Wrapped(mlp(torch.float32))}, None),
     "clients": (
         {"clients": clients().select([0, 1, 2, 3, 5])},
-        "clients=5, begun with 6; training examples=.*, begun with .*",
+        "clients=5.*6.*training examples=",
     ),
     "scaling": ({"clients": clients(standardise=True)}, None),
     "augmentation": ({"clients": replace(clients(), augment="crop-flip")}, None),

@@ -44,8 +44,8 @@ def kind(path: Any) -> str:
 class Killer:
     """Names every step of the writing of files, and kills the process at the chosen one.
 
-    A step is what a crash can fall between: the content begun, half of it written, all of it written, synced, renamed, an old
-    file removed, a record begun or half written.
+    A step is what a crash can fall between: the content begun, half of it written, all of it
+    written, synced, renamed, an old file removed, a record begun or half written.
     """
 
     def __init__(self, at: int | None):
@@ -234,12 +234,12 @@ class Evaluating(After):
             raise KeyboardInterrupt
 
 
-@pytest.mark.filterwarnings(
-    "ignore:checkpoint round-", "ignore:.*was stopped while it was evaluated"
-)
+@pytest.mark.filterwarnings("ignore:.*checkpoint", "ignore:.*evaluated")
 @pytest.mark.parametrize("private", [False, True])
 def test_damaged_files(tmp_path, monkeypatch, private):
-    """Any file of a run, stopped or finished: a clear error, or the right numbers; never other numbers, never a traceback."""
+    """Any file of a run, stopped or finished: a clear error, or the right numbers; never other
+    numbers, never a traceback.
+    """
     monkeypatch.setattr(import_module("fedhb.evaluation.evaluate"), "chunk_size", lambda network: 1)
     stopped, evaluating, finished = (
         tmp_path / name for name in ("stopped", "evaluating", "finished")
@@ -320,7 +320,9 @@ def test_two_processes_that_begin_together(tmp_path):
 
 
 def test_a_run_that_began_and_ended_meanwhile_is_not_mixed_with(tmp_path, monkeypatch):
-    """Between the question whether the folder holds a run and its lock another process may have made one."""
+    """Between the question whether the folder holds a run and its lock another process may have
+    made one.
+    """
     out = tmp_path / "run"
     lock = RunFolder.lock
 

@@ -1,4 +1,6 @@
-"""Hostile and broken clients: what they send is refused, shortened or outvoted, whatever the algorithm."""
+"""Hostile and broken clients: what they send is refused, shortened or outvoted, whatever the
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ def test_a_spoiled_memory_is_not_kept():
 def test_when_most_answers_are_bad_the_run_stops():
     assert here(Defended(Hostile(fedhb.FedAvg(), (0, 1, 2), math.nan), IDLE))[1]["refused"] == 3
     for ids, says in (
-        ((0, 1, 2, 3, 4), "5 of 6 answers are refused .NaN"),
+        ((0, 1, 2, 3, 4), "5 of 6 .*NaN"),
         ((0, 1, 2, 3, 4, 5), "6 of 6"),
     ):
         with pytest.raises(DivergedError, match=says):
@@ -128,7 +130,9 @@ def test_when_most_answers_are_bad_the_run_stops():
 
 @pytest.mark.parametrize("lie", [1e12, -1e12])
 def test_a_client_that_lies_about_its_training_moves_little(lie):
-    """NIW's prior and its weight decay are learned from few numbers that clients report beside their vectors."""
+    """NIW's prior and its weight decay are learned from few numbers that clients report beside
+    their vectors.
+    """
     algorithm = Defended(fedhb.NIW(lambda0=1.0), Defence())
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
@@ -151,7 +155,9 @@ def test_a_client_that_lies_about_its_training_moves_little(lie):
 
 @pytest.mark.parametrize("lie", [[3e38, 3e38], [-5.0, 6.0], [0.0, 0.0], [-1e9, -1e9]])
 def test_shares_that_a_client_makes_up_are_shares_all_the_same(lie):
-    """FedEM predicts for new clients by the mean of what clients say of their learners: one of six is a sixth of it."""
+    """FedEM predicts for new clients by the mean of what clients say of their learners: one of six
+    is a sixth of it.
+    """
     algorithm = Defended(fedhb.FedEM(num_learners=2, weighted=False), Defence())
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
@@ -181,7 +187,9 @@ def test_numbers_are_held_at_the_median_of_those_who_measured():
 
 
 def test_the_bound_is_one_that_few_cannot_move():
-    """The past counts: in a round where half of the answers are ten times too long, they are seen to be."""
+    """The past counts: in a round where half of the answers are ten times too long, they are seen
+    to be.
+    """
     algorithm = Defended(Hostile(fedhb.FedAvg(), (0, 1), 100.0), Defence(("refuse",)))
     _, extra = one_round(
         algorithm, InProcess(problem(), algorithm, clients(), ClientStore(), 2), (0.5,) * 9

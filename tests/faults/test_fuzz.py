@@ -1,4 +1,6 @@
-"""Data files from elsewhere: whatever is in them, a reader gives a result or an InputError, and needs no more memory than it says."""
+"""Data files from elsewhere: whatever is in them, a reader gives a result or an InputError, and
+needs no more memory than it says.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def zeros(file: Any, count: int) -> None:
 
 
 def test_a_bomb_of_zeros_is_bounded(tmp_path):
-    """A gzip or zip file of some kilobytes can unpack to gigabytes: what is declared bounds what is read."""
+    """A gzip or zip file of some kilobytes can unpack to gigabytes: what is declared bounds what is
+    read.
+    """
     path = tmp_path / "bomb"
     with gzip.open(path, "wb") as file:
         file.write(bytes((0, 0, 8, 3)) + struct.pack(">3I", 100, 28, 28))

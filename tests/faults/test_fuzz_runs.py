@@ -143,7 +143,9 @@ def manifests(files: dict[str, bytes]) -> list[str]:
 @pytest.mark.filterwarnings("ignore")
 @many
 def test_checkpoint(path, rng, stored):
-    """Manifests, arrays and descriptions that are changed and then sealed again, as somebody who means harm would."""
+    """Manifests, arrays and descriptions that are changed and then sealed again, as somebody who
+    means harm would.
+    """
     if not path.exists():
         lay_out(path, stored)
     files: dict[str, bytes] = {}
@@ -186,7 +188,9 @@ def test_checkpoint(path, rng, stored):
 
 @pytest.mark.parametrize("name", [b"theta", b"head", b"buffers"])
 def test_constants_that_lack_a_vector(stored, name, tmp_path):
-    """Found by the full number of cases: a name of the same length in the file's head, sealed again."""
+    """Found by the full number of cases: a name of the same length in the file's head, sealed
+    again.
+    """
     lay_out(tmp_path, stored)
     (constants,) = (tmp_path / "checkpoint").glob("constants-*")
     content = constants.read_bytes().replace(b'"' + name + b'"', b'"' + name[:-1] + b'z"')
@@ -200,7 +204,9 @@ def test_constants_that_lack_a_vector(stored, name, tmp_path):
 
 
 def test_a_folder_from_elsewhere_runs_no_code(stored, tmp_path):
-    """A description can name any function of any module, with arguments: none is imported, none called."""
+    """A description can name any function of any module, with arguments: none is imported, none
+    called.
+    """
     record = json.loads(stored["problem.json"])
     record.pop("checksum")
     made = tmp_path / "made"

@@ -1,4 +1,6 @@
-"""Whatever is wrong with what the user gives: an InputError that names the value, before anything is trained or written."""
+"""Wrong input of any kind raises an InputError that names the value, before anything
+is trained or written.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +244,9 @@ class Spoil:
 
 
 def test_the_last_checkpoint_before_the_divergence_is_good(tmp_path):
-    """It is that of the last whole round, it can be loaded, and the run can be resumed from it once the cause is gone."""
+    """It is that of the last whole round, it can be loaded, and the run can be resumed from it once
+    the cause is gone.
+    """
 
     def good() -> Clients:
         return replace(clients(), files={"data": "hash"})  # the data are what their files are

@@ -1,4 +1,6 @@
-"""What a run is given to predict, to personalise on or to be loaded from: an InputError names what is wrong."""
+"""Wrong input to a run that predicts, personalises itself or is loaded: an InputError names what
+is wrong.
+"""
 
 from __future__ import annotations
 

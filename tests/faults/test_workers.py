@@ -1,4 +1,6 @@
-"""Worker processes that die, hang or run out of memory: the same numbers, a line in the log, and nothing left behind."""
+"""Worker processes that die, hang or run out of memory: the same numbers, a line in the log, and
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ SAYS |= {"out of memory": "out of memory", "out of memory in torch": "out of mem
 
 @dataclass(frozen=True)
 class Faulty(fedhb.NIW):
-    """NIW whose update of some client, in a worker process, goes wrong as often as the folder has files."""
+    """NIW whose update of some client, in a worker process, goes wrong as often as the folder has
+    files.
+    """
 
     begin: str = "last"
     fault: str = ""
@@ -109,7 +113,7 @@ def impatient(monkeypatch, processes):
 
 @pytest.fixture
 def processes() -> Any:
-    """Whatever a test forks is gone when it ends."""
+    """End the processes that a test has forked."""
     before = children()
     yield
     assert not children() - before
@@ -130,7 +134,9 @@ def children(of: int | None = None) -> set[int]:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_round_is_finished_by_the_others(fault, times, impatient, tmp_path, caplog):
-    """The victim's chunk is trained by another worker, twice if need be: then all have died, and new ones come."""
+    """The victim's chunk is trained by another worker, twice if need be: then all have died, and
+    new ones come.
+    """
     for case in range(cases(20)):
         tokens = tmp_path / str(case)
         tokens.mkdir()
@@ -234,7 +240,9 @@ def alive(pid: int) -> bool:
 
 
 def shared_memory() -> set[Path]:
-    """Segments and semaphores, but for those that name another living process: other work on this machine comes and goes."""
+    """Segments and semaphores, but for those that name another living process: other work on this
+    machine comes and goes.
+    """
     named = {
         path: [int(number) for number in re.findall(r"[-_](\d{3,})(?=[-_])", path.name)]
         for path in Path("/dev/shm").iterdir()

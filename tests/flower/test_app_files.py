@@ -1,4 +1,6 @@
-"""What `fedhb deploy init` and `config` write, and what they refuse. tests/federation starts what is written."""
+"""The files that `fedhb deploy init` and `config` write. tests/federation starts what
+is written.
+"""
 
 from __future__ import annotations
 

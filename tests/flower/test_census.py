@@ -1,4 +1,4 @@
-"""Who is there, and what they hold."""
+"""The census: the clients that are there, and what they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What server and nodes build alike from the run config."""
+"""The rules of a federation, as the run config gives them."""
 
 from __future__ import annotations
 

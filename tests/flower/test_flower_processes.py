@@ -68,7 +68,9 @@ def test_a_process_that_fails_is_told_without_a_traceback(tmp_path):
 
 
 def test_everything_that_was_started_is_stopped_also_what_ran_away(tmp_path):
-    """A process that starts another in a session of its own, and ignores polite signals: both go, a stranger stays."""
+    """A process that starts another in a session of its own, and ignores polite signals: both go, a
+    stranger stays.
+    """
     processes = Processes(tmp_path)
     script = (
         "import signal, subprocess, sys, time\n"

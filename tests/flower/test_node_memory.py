@@ -1,4 +1,4 @@
-"""What a client remembers lies on its node, and may be lost."""
+"""The memory of a client lies on its node, and may be lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def stopped_in_round(grid, chosen, number):
 
 
 def test_memories_outlive_the_records_of_the_rounds(tmp_path):
-    """rounds.jsonl may be deleted, as the error of a damaged one says: clients go on with what they remember."""
+    """rounds.jsonl may be deleted, as the error of a damaged one says: clients go on with what they
+    remember.
+    """
     settings = small("fedpop", rounds=3, fraction=1.0, max_examples=10)
     clean = serve(*federation(settings, tmp_path / "clean"))
     grid, chosen = federation(settings, tmp_path / "out")
@@ -50,7 +52,9 @@ def test_memories_outlive_the_records_of_the_rounds(tmp_path):
 
 
 def test_what_a_client_remembers_counts_only_where_its_answer_did(tmp_path):
-    """A late or refused answer's memory is forgotten: the end is that of a run in which the round went well."""
+    """A late or refused answer's memory is forgotten: the end is that of a run in which the round
+    went well.
+    """
     settings = small("local", rounds=3, fraction=1.0)
     clean = serve(*federation(settings, tmp_path / "clean"))
 
@@ -85,7 +89,9 @@ def test_a_node_that_lost_its_memory_begins_anew_and_the_server_is_told(tmp_path
 
 
 def test_memory_on_disk_outlives_the_node(tmp_path):
-    """With `keep`, a node that is started again and a run that is resumed find what their client remembered."""
+    """With `keep`, a node that is started again and a run that is resumed find what their client
+    remembered.
+    """
     settings = small("local", rounds=3, fraction=1.0)
     clean = serve(*federation(settings, tmp_path / "clean"))
     chosen = config(settings, tmp_path / "out")

@@ -69,7 +69,7 @@ def test_a_node_that_is_gone_is_not_asked_and_one_that_comes_back_is(tmp_path):
     grid.fault = fault
     run = serve(grid, chosen)
     assert [r["answered"] for r in run.records] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
-    assert events(tmp_path / "out")[0]["detail"] == "its node is not connected"
+    assert events(tmp_path / "out")[0]["detail"].endswith("not connected")
 
 
 class Killed(BaseException):
@@ -78,7 +78,10 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize(("algorithm", "every"), [("niw", 2), ("fedpop", 3)])
 def test_a_server_killed_at_any_call_resumes_to_the_same_bits(tmp_path, algorithm, every):
-    """Every second or third push and pull of the run is once the last that the server does. FedPop's clients remember."""
+    """Every second or third push and pull of the run is once the last that the server does.
+
+    FedPop's clients remember.
+    """
     settings = small(algorithm, rounds=2, max_examples=10)
     clean = serve(*federation(settings, tmp_path / "clean"))
     for moment in range(1, 100, every):
@@ -137,7 +140,9 @@ def test_a_finished_run_is_not_run_again(tmp_path):
 
 
 def test_nodes_with_another_network_are_refused(tmp_path, monkeypatch):
-    """Another version of torch would make other first weights; the node says so instead of training them."""
+    """Another version of torch would make other first weights; the node says so instead of training
+    them.
+    """
     from fedhb.flower import client_app
 
     grid, chosen = federation(small("fedbabu", rounds=1, fraction=1.0), tmp_path / "out", retries=0)

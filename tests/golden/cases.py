@@ -1,4 +1,5 @@
-"""Short runs of everything that has numbers: their results must stay what they are while the code around them changes.
+"""Short runs of everything that has numbers: their results must stay what they are while the code
+around them changes.
 
 Each case is a function that takes an empty folder and returns arrays by name.
 """
@@ -180,7 +181,7 @@ def predicted(algorithm: Any, folder: Path) -> Numbers:
 
 
 def evaluation(algorithm: Any, folder: Path) -> Numbers:
-    """What evaluation.json says of the posterior."""
+    """Return the numbers of evaluation.json that describe the posterior."""
     import json
 
     fit(algorithm, out=folder / "run")

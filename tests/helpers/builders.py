@@ -1,4 +1,6 @@
-"""Small problems that several tests use: clients of different sizes, networks of every kind, every algorithm."""
+"""Small problems that several tests use: clients of different sizes, networks of every kind, every
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network, Weights
 
 SIZES = (7, 3, 12, 5, 2, 9)
-"""With batches of four: clients with one to three batches, full and ragged ones, and one last batch of a single example."""
+"""With batches of four: clients with one to three batches, full and ragged ones, and one last batch
+of a single example.
+"""
 
 FEATURES, CLASSES = 4, 3
 PLAN = Plan(epochs=2, batch_size=4, lr=0.1, momentum=0.9, train_head=False)

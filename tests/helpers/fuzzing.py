@@ -19,11 +19,15 @@ FULL, LEAST = 100_000, 500
 
 
 LIMIT = 2**22
-"""Bytes that a file may declare here (the readers' own bounds are larger, and lowered for these tests)."""
+"""Bytes that a file may declare here (the readers' own bounds are larger, and lowered for these
+tests).
+"""
 
 
 ROOM = 2**25
-"""Bytes that a process may take beside what it has: a reader needs a few times the size of the file, or of what that declares."""
+"""Bytes that a process may take beside what it has: a reader needs a few times the size of the
+file, or of what that declares.
+"""
 
 
 BATCH = 50
@@ -101,7 +105,9 @@ PIECES += [
 
 
 def changed(sound: bytes, rng: random.Random) -> bytes:
-    """The sound file with up to four places overwritten, filled, removed, cut or doubled; or nonsense."""
+    """The sound file with up to four places overwritten, filled, removed, cut or doubled; or
+    nonsense.
+    """
     if rng.random() < 0.02:
         return rng.randbytes(rng.randrange(300))
     content = bytearray(sound)

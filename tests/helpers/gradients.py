@@ -19,7 +19,9 @@ def labels(clients, batch, classes=3):
 
 
 def cross_entropy(y):
-    """The slope that `differentiate` asks for: of the clients' mean losses, all of them or one client's alone."""
+    """The slope that `differentiate` asks for: of the clients' mean losses, all of them or one
+    client's alone.
+    """
 
     def slope(outputs, client):
         target = y if client is None else y[client : client + 1, : outputs.shape[1]]
@@ -53,7 +55,9 @@ def unchanged(module, before):
 
 
 class TwoHeads(nn.Module):
-    """Layers that do not stand in the order of their use, a parameter of its own, a scalar, and buffers of several kinds."""
+    """Layers that do not stand in the order of their use, a parameter of its own, a scalar, and
+    buffers of several kinds.
+    """
 
     def __init__(self):
         super().__init__()

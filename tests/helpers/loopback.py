@@ -1,4 +1,6 @@
-"""Flower without a network: nodes in this process, which answer through the real ClientApp and Flower's own serialisation."""
+"""Flower without a network: nodes in this process, which answer through the real ClientApp and
+Flower's own serialisation.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def through_the_wire(message: Message) -> Message:
 
 
 class Loopback(Grid):
-    """Nodes with these configs. `fault(node, message, reply) -> [replies]` stands between a node and the server."""
+    """Nodes with these configs. `fault(node, message, reply) -> [replies]` stands between a node
+    and the server.
+    """
 
     def __init__(
         self,
@@ -92,7 +96,9 @@ SMALL = {
     "batch_size": 10, "personal_epochs": 1, "workers": 1,
 }  # fmt: skip
 TOLERANCE = 2e-4
-"""One client at a time and several at once add in another order: float32, amplified by some sixty steps of SGD."""
+"""One client at a time and several at once add in another order: float32, amplified by some sixty
+steps of SGD.
+"""
 
 
 def small(algorithm: str, **changes: Any) -> Settings:
@@ -140,7 +146,9 @@ def patients(client: int, settings: Any) -> Any:
 
 
 def own_files(folder, regression: int):
-    """Four owners' files, and the same data as one file with a column `client`: labels, one real target, or three."""
+    """Four owners' files, and the same data as one file with a column `client`: labels, one real
+    target, or three.
+    """
     rng, parts = np.random.default_rng(3), []
     for k in range(4):
         n = 30 + 7 * k

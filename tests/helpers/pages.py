@@ -1,4 +1,4 @@
-"""What is in a page: its words and its plots' data."""
+"""The contents of a page: its words and the data of its plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def data_of(text):
 
 
 def words_of(text):
-    """What a reader sees without the plots."""
+    """Return the words that a reader sees, without the plots."""
     body = re.sub(r"<(script|style).*?</\1>", " ", text, flags=re.S)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 

@@ -33,7 +33,7 @@ def privacy(**changes) -> Privacy:
 
 
 def answers(algorithm, model=None):
-    """What six clients found, and what they received."""
+    """Return the problem, the server state, what six clients received, and their answers."""
     who = builders.clients()
     problem = builders.problem(model, who)
     server = algorithm.start(problem, Randomness(0))

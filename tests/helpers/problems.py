@@ -1,6 +1,7 @@
 """Small problems for the tests of this folder, in float64, where an identity holds to rounding.
 
-Inputs and targets are stored in float32, as the library stores them; to convert them to float64 is exact.
+Inputs and targets are stored in float32, as the library stores them; to convert them to float64 is
+exact.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ def problem_of(
     head: str | None = None,
     **federation: int,
 ) -> Problem:
-    """The problem of these clients; `num_clients` and `num_examples` may differ, where the clients are a cohort."""
+    """The problem of these clients; `num_clients` and `num_examples` may differ, where the clients
+    are a cohort.
+    """
     sizes = {"num_clients": len(clients), "num_examples": clients.num_examples} | federation
     likelihood = likelihood or Categorical(clients.num_classes or 0)
     return Problem(

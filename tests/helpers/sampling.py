@@ -26,7 +26,9 @@ def generator(seed: int) -> torch.Generator:
 
 
 def two_niws(d: int, dof: Dof = "full") -> tuple[NIW, NIW]:
-    """Two NIWs that differ in every parameter; n0 is large enough for log-densities of finite variance."""
+    """Two NIWs that differ in every parameter; n0 is large enough for log-densities of finite
+    variance.
+    """
     m0, V0 = vector(0.3, -0.2, 0.5)[:d], vector(1.0, 2.0, 0.7)[:d]
     q = NIW(m0, V0, l0=4.0, n0=d + 9.0, dof=dof)
     p = NIW(
@@ -74,7 +76,9 @@ def log_niw(q: NIW, mu: np.ndarray, Sigma: np.ndarray) -> np.ndarray:
 
 
 def assert_mean(draws: np.ndarray, expected: float, relative: float) -> None:
-    """The mean of draws is `expected`; its standard error must resolve `relative` of it, or nothing is tested."""
+    """The mean of draws is `expected`; its standard error must resolve `relative` of it, or nothing
+    is tested.
+    """
     error = draws.std(ddof=1) / math.sqrt(len(draws))
     assert STANDARD_ERRORS * error < relative * abs(expected)
     assert abs(draws.mean() - expected) < STANDARD_ERRORS * error

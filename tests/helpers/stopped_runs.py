@@ -1,4 +1,6 @@
-"""A small run whose clients remember, so that every kind of file is there, and what it must come to."""
+"""A small run whose clients remember, so that every kind of file is there, and what it must come
+to.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def test_one_client_is_fedavg(make: Any, update: str, shuffle: str) -> None:
 
 
 def quadratic(spread: float = 1.0) -> tuple[Problem, Clients, Tensor, Tensor]:
-    """Clients with different coefficients; the Hessians A [N, d, d] and minima w [N, d] of their mean losses."""
+    """Clients with different coefficients; the Hessians A [N, d, d] and minima w [N, d] of their
+    mean losses.
+    """
     clients = regression(*SIZES, inputs=D, spread=spread)
     pairs = [examples(clients, c) for c in range(len(SIZES))]
     A = torch.stack([x.T @ x / NOISE**2 / len(x) for x, _ in pairs])
@@ -89,7 +91,7 @@ def rounds(algorithm: Any, problem: Problem, clients: Clients, plan: Plan, count
 
 
 def order_of(number: int) -> list[int]:
-    """Who comes when in a round."""
+    """Return the order of the clients in a round."""
     return torch.randperm(len(SIZES), generator=Randomness(0, number)(SERVER, "turns")).tolist()
 
 
@@ -101,12 +103,14 @@ def test_pooled_training_reaches_the_optimum_that_fedavg_misses() -> None:
     torch.testing.assert_close(
         optimum, lstsq, rtol=0, atol=1e-13
     )  # two exact ways, conditions below 100
-    # All examples in one batch: gradient descent, which contracts by the largest |1 - lr (eigenvalue)| < 0.6 in each of 60 steps.
+    # All examples in one batch: gradient descent, which contracts by the largest |1 - lr
+    # (eigenvalue)| < 0.6 in each of 60 steps.
     plan = plan_of(epochs=6, batch_size=32, lr=LR, momentum=0.0)
     assert (1 - LR * torch.linalg.eigvalsh(A.mean(0))).abs().max() < 0.6
     found = rounds(Centralised(shuffle="pooled"), problem, clients, plan, 10)
     torch.testing.assert_close(found, optimum, rtol=0, atol=1e-12)
-    # FedAvg's clients have time to find their own optima (0.86^200 = 1e-13), whose mean is where it stays.
+    # FedAvg's clients have time to find their own optima (0.86^200 = 1e-13), whose mean is where it
+    # stays.
     assert (1 - LR * torch.linalg.eigvalsh(A)).abs().max() < 0.86
     own = rounds(FedAvg(), problem, clients, replace(plan, epochs=200), 1)
     torch.testing.assert_close(own, w.mean(0), rtol=0, atol=1e-11)
@@ -116,7 +120,9 @@ def test_pooled_training_reaches_the_optimum_that_fedavg_misses() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_clients_in_turn_by_hand(epochs: int, momentum: float) -> None:
-    """tau steps on a client's whole data, then on the next one's, with a momentum that does not stop between them."""
+    """tau steps on a client's whole data, then on the next one's, with a momentum that does not
+    stop between them.
+    """
     problem, clients, A, w = quadratic()
     lr = 0.02
     theta = problem.network.theta.clone()
@@ -139,7 +145,8 @@ def test_clients_in_turn_approach_the_pooled_optimum_with_small_steps() -> None:
     optimum, gaps = pooled_optimum(A, w), []
     for lr in (0.04, 0.01):
         plan = plan_of(epochs=1, batch_size=8, lr=lr, momentum=0.0)
-        # 8 lr a round, 8 being four times the smallest eigenvalue of the mean: of the start exp(-8) is left
+        # 8 lr a round, 8 being four times the smallest eigenvalue of the mean: of the start exp(-8)
+        # is left
         gaps.append(
             (
                 rounds(
@@ -154,12 +161,15 @@ def test_clients_in_turn_approach_the_pooled_optimum_with_small_steps() -> None:
             .norm()
             .item()
         )
-    # The bias of incremental gradients goes with the step, here a quarter; the order of the last rounds makes it more or less.
+    # The bias of incremental gradients goes with the step, here a quarter; the order of the last
+    # rounds makes it more or less.
     assert gaps[1] < 0.5 * gaps[0] and gaps[1] < 0.05
 
 
 def test_clients_in_turn_forget_all_but_the_last() -> None:
-    """With many epochs, theta is the optimum of whoever came last: how the paper's centralised training fails."""
+    """With many epochs, theta is the optimum of whoever came last: how the paper's centralised
+    training fails.
+    """
     problem, clients, _, w = quadratic()
     found = rounds(
         Centralised(update="body", shuffle="client"),

@@ -56,7 +56,9 @@ def test_one_model_is_fedavg_bit_for_bit(make, mode: str, update: str, weighted:
 @pytest.mark.parametrize("update", ["full", "body"])
 @pytest.mark.parametrize("make", [lambda: mlp(4, 5, 3), batch_normed])
 def test_each_group_is_a_fedavg_of_its_own(make, update: str) -> None:
-    """Three rounds in which all clients take part, against FedAvg on the clients of each group from that group's start."""
+    """Three rounds in which all clients take part, against FedAvg on the clients of each group from
+    that group's start.
+    """
     clients, plan = labelled(*SIZES), plan_of(epochs=2, train_head=update == "full")
     problem = problem_of(make(), clients)
     algorithm, fedavg = Ensemble(num_models=3, update=update), FedAvg(update=update)
@@ -79,13 +81,16 @@ def test_each_group_is_a_fedavg_of_its_own(make, update: str) -> None:
                 problem, theirs, fedavg.summarise(problem, theirs, found, RNG), RNG
             )
         for key, value in theirs.items():
-            # Batched products of six clients or of two may be summed in another order, at some steps.
+            # Batched products of six clients or of two may be summed in another order, at some
+            # steps.
             torch.testing.assert_close(server[key][j], value, rtol=0, atol=1e-13)
             assert key == "buffers" or (value - start[key][j]).abs().max() > 1e-2
 
 
 def test_groups_average_exact_solutions_by_size() -> None:
-    """Least squares, solved to the end by each client: a group's network is the mean of its clients' solutions by size."""
+    """Least squares, solved to the end by each client: a group's network is the mean of its
+    clients' solutions by size.
+    """
     clients = regression(6, 5, 9, 7)
     problem = problem_of(linear(3), clients, GaussianRegression(noise=1.0))
     algorithm, plan = Ensemble(), plan_of(epochs=700, batch_size=9)  # full batches
@@ -103,6 +108,7 @@ def test_groups_average_exact_solutions_by_size() -> None:
                 x, y = examples(clients, k)
                 total += len(x) * torch.linalg.lstsq(x, y.unsqueeze(1)).solution[:, 0]
                 weight += len(x)
-        # Directions whose curvature times lr is above (1 - sqrt(0.9))^2 = 0.003 (here 0.007 and more) converge as sqrt(0.9)^700
-        # = 1e-16; what remains are roundings of numbers near one, divided by curvatures of 0.07 and more.
+        # Directions whose curvature times lr is above (1 - sqrt(0.9))^2 = 0.003 (here 0.007 and
+        # more) converge as sqrt(0.9)^700 = 1e-16; what remains are roundings of numbers near one,
+        # divided by curvatures of 0.07 and more.
         torch.testing.assert_close(after["theta"][j], total / weight, rtol=0, atol=1e-12)

@@ -1,4 +1,6 @@
-"""The prior's variance by empirical Bayes: the best u and v by autograd, the curvature's estimate, a truth found again."""
+"""The prior's variance by empirical Bayes: the best u and v by autograd, the curvature's estimate,
+a truth found again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from fedhb.seeding import Randomness
 
 
 def measure(problem: Problem, weights: Weights, *rest: Any) -> Tensor:
-    """What clients measure that found these weights."""
+    """Return the measurements of clients that found these weights."""
     return variances.measure(
         problem, {"m": weights.theta, "head": weights.head}, weights, *rest, None
     )
@@ -84,7 +86,8 @@ def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
                     F += log_p[k].detach().exp() * torch.outer(g.flatten(), g.flatten())
         traces = torch.stack([F.trace() / d for F, d in zip(fisher, counts, strict=True)])
         squares = torch.stack([(F @ F).trace() / d**2 for F, d in zip(fisher, counts, strict=True)])
-        # two halves have no example in common: that is the square of F but for pairs of one example with itself, a share 1/n
+        # two halves have no example in common: that is the square of F but for pairs of one example
+        # with itself, a share 1/n
         expected = torch.cat([traces, squares])
         assert ((found[c] - expected).abs()[:4] < 5 * error[c][:4]).all()
         assert ((found[c] - expected).abs()[4:] < 5 * error[c][4:] + 0.1 * squares).all()
@@ -95,7 +98,8 @@ def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_finds_the_truth_where_a_spike_collapses(truth: float) -> None:
     """y = x theta_i + 7 noise, theta_i ~ N(mu, u I): alternate exact client fits with the best u.
 
-    Inputs are many and alike in all directions: where curvature is not, one v for all weights is too simple, and u comes out low.
+    Inputs are many and alike in all directions: where curvature is not, one v for all weights is
+    too simple, and u comes out low.
     """
     N, n, d, noise = 1000, 100, 10, 7.0
     x, mu = normal(N, n, d, seed=1) / noise, normal(d, seed=2)
@@ -147,7 +151,9 @@ def test_u_under_concentrated_curvature_minimises_its_objective(
 
 @pytest.mark.parametrize("truth", [0.03, 0.3])
 def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) -> None:
-    """As above, but the inputs lie in 4 of 40 directions: one v for all of them calls the clients much too alike."""
+    """As above, but the inputs lie in 4 of 40 directions: one v for all of them calls the clients
+    much too alike.
+    """
     N, n, d, k, noise = 1000, 100, 40, 4, 2.0
     x = torch.zeros(N, n, d, dtype=torch.float64)
     x[..., :k] = normal(N, n, k, seed=1) / noise
@@ -170,7 +176,8 @@ def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) ->
         ends.append((u.item(), variances.personal_variance(seen, [d]).item()))
     (rounds, read_off), (alone, _) = ends
     assert alone == pytest.approx(truth, rel=0.15)
-    # NIW's clients are fitted under the variance of the rounds, which holds them together: nearer the truth than it, and low
+    # NIW's clients are fitted under the variance of the rounds, which holds them together: nearer
+    # the truth than it, and low
     assert rounds < 0.5 * truth and rounds < read_off < 0.75 * truth
 
 

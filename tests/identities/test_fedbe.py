@@ -1,4 +1,6 @@
-"""FedBE: its two posteriors against the clients one by one, where it is FedAvg, and distillation with a known answer."""
+"""FedBE: its two posteriors against the clients one by one, where it is FedAvg, and distillation
+with a known answer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ alone = pytest.mark.filterwarnings("ignore:.*fedbe.*server inputs")
 
 
 def with_inputs(clients: Clients, count: int = 11, seed: int = 9) -> Clients:
-    """The same clients, beside a server that holds unlabelled inputs."""
+    """Return the clients, beside a server that holds unlabelled inputs."""
     return replace(
         clients, server_inputs=normal(count, *clients.train.x.shape[1:], seed=seed).float()
     )
@@ -84,7 +86,9 @@ def test_personalisation_is_fedavgs() -> None:
 def explicit_moments(
     problem: Problem, server: Arrays, found: Arrays, key: str
 ) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the gaussian posterior from all clients at once, one tensor of the module after another."""
+    """Mean and deviation of the gaussian posterior from all clients at once, one tensor of the
+    module after another.
+    """
     means, deviations = [], []
     shapes = [
         p.shape
@@ -113,7 +117,8 @@ def test_gaussian_teachers_have_the_clients_moments() -> None:
         deviation = 0.7 * deviation
         assert teachers[key].shape == (20_000, len(server[key]))
         centred = (teachers[key] - mean) / deviation
-        # Standard normal if the moments are right. Five standard errors, of the mean and of the variance.
+        # Standard normal if the moments are right. Five standard errors, of the mean and of the
+        # variance.
         assert centred.mean(0).abs().max() < 5 / math.sqrt(20_000)
         assert (centred.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / 20_000)
     # Without spread every teacher is the mean, to roundings of numbers below ten.
@@ -170,7 +175,8 @@ def test_dirichlet_teachers_are_the_fedavg_mean_for_a_large_concentration() -> N
             (algorithm.teachers(problem, server, summary, RNG)["theta"] - mean).abs().max().item()
         )
         spread = (found["theta"] - mean).abs().max().item()
-        # A weight deviates from its mean by alpha^-1/2, relative: six of these on the largest distance between client and mean.
+        # A weight deviates from its mean by alpha^-1/2, relative: six of these on the largest
+        # distance between client and mean.
         assert apart[alpha] < 6 * alpha**-0.5 * spread
     assert (
         apart[1.0] > 30 * apart[1e4] > 900 * apart[1e8] > 0
@@ -184,7 +190,8 @@ def test_the_students_loss_is_the_kl_from_its_teachers() -> None:
     torch.testing.assert_close(
         Soft(Categorical(4)).loss(outputs, p), kl + entropy, rtol=1e-14, atol=0
     )
-    # Real targets: KL between normal densities, up to the entropy of the teacher (and, in `loss`, the log of the scale).
+    # Real targets: KL between normal densities, up to the entropy of the teacher (and, in `loss`,
+    # the log of the scale).
     likelihood = GaussianRegression(2, centre=0.3, scale=1.7)
     moments = torch.stack([normal(2, 5, 2), normal(2, 5, 2, seed=1).exp()], dim=-2)
     teacher = torch.distributions.Normal(moments[..., 0, :], moments[..., 1, :].sqrt())
@@ -200,7 +207,10 @@ def test_the_students_loss_is_the_kl_from_its_teachers() -> None:
 
 @pytest.mark.parametrize("rows", [12, 3])
 def test_distillation_is_the_least_squares_fit_of_the_teachers_mean_prediction(rows: int) -> None:
-    """A linear network with noise of a fixed size. With fewer inputs than weights, the fit nearest to the FedAvg mean."""
+    """A linear network with noise of a fixed size.
+
+    With fewer inputs than weights, the fit nearest to the FedAvg mean.
+    """
     d = 5
     problem = problem_of(linear(d), regression(4, 4, inputs=d), GaussianRegression(noise=1.0))
     x = normal(rows, d, seed=4).float()
@@ -219,6 +229,7 @@ def test_distillation_is_the_least_squares_fit_of_the_teachers_mean_prediction(r
     )  # [teachers, rows]
     # mean + X^+ (p - X mean): the least-squares solution nearest to where the student starts
     expected = mean["theta"] + torch.linalg.pinv(inputs) @ (target.mean(0) - inputs @ mean["theta"])
-    # The slowest direction shrinks by 0.91 a step (the smallest eigenvalue is 0.2): 400 steps leave roundings.
+    # The slowest direction shrinks by 0.91 a step (the smallest eigenvalue is 0.2): 400 steps leave
+    # roundings.
     torch.testing.assert_close(student, expected, rtol=0, atol=1e-12)
     assert (expected - mean["theta"]).norm() > 0.3

@@ -1,4 +1,6 @@
-"""FedEM: one learner is FedAvg, responsibilities are Bayes' rule, and EM finds the components of a mixture of regressions."""
+"""FedEM: one learner is FedAvg, responsibilities are Bayes' rule, and EM finds the components of a
+mixture of regressions.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ NOISE = 0.7
 def mixed_regression(
     *shares: tuple[int, ...], w: Tensor, noise: float = 0.0, seed: int = 0
 ) -> Clients:
-    """Clients with shares[i][k] examples of y = w_k . x + noise; |x_1| lies in 1..1.5, so that components differ everywhere."""
+    """Clients with shares[i][k] examples of y = w_k . x + noise; |x_1| lies in 1..1.5, so that
+    components differ everywhere.
+    """
     random, pairs = np.random.default_rng(seed), []
     for counts in shares:
         n = sum(counts)
@@ -109,8 +113,9 @@ def test_e_steps_alone_find_the_likeliest_weights() -> None:
     assert torch.equal(mine.theta, w.expand(3, 2, 2))  # no gradient step
     for c in range(3):
         p = densities(clients, c, w)
-        # The gradient of mean log sum_k pi_k p_k on the simplex: ratios of one where pi_k > 0, at most one where pi_k = 0. EM
-        # converges linearly; 3000 steps leave what rounding leaves, except at a border, which it reaches as 1/steps or faster.
+        # The gradient of mean log sum_k pi_k p_k on the simplex: ratios of one where pi_k > 0, at
+        # most one where pi_k = 0. EM converges linearly; 3000 steps leave what rounding leaves,
+        # except at a border, which it reaches as 1/steps or faster.
         ratio = (p / (p @ mine.weights[c]).unsqueeze(1)).mean(0)
         assert (mine.weights[c] * (ratio - 1)).abs().max() < 1e-9 and ratio.max() < 1 + 1e-9
     inside = ((mine.weights > 0.01) & (mine.weights < 0.99)).all(1)
@@ -135,8 +140,10 @@ def test_far_learners_and_dead_weights_give_no_nan() -> None:
 
 
 def test_em_recovers_a_mixture_of_linear_regressions() -> None:
-    """Without noise, components that differ by 3 |x_1| >= 3 at deviation 0.3: the wrong one has a share of exp(-50) or less, so
-    the fixed point is the true w, and pi_i the true shares, to rounding."""
+    """Without noise, components that differ by 3 |x_1| >= 3 at deviation 0.3: the wrong one has a
+    share of exp(-50) or less, so the fixed point is the true w, and pi_i the true shares, to
+    rounding.
+    """
     w = torch.tensor([[1.5, 1.0], [-1.5, 1.0]], dtype=torch.float64)
     counts = ((9, 1), (4, 4), (0, 6))
     clients = mixed_regression(*counts, w=w)
@@ -158,8 +165,9 @@ def test_em_recovers_a_mixture_of_linear_regressions() -> None:
         server = algorithm.aggregate(
             problem, server, algorithm.summarise(problem, received, found, rng), rng
         )
-    # The slowest direction's curvature is above 3 (half of the examples, x_2 ~ 1, over 0.3^2): 0.85^150 = 3e-11 of
-    # the way is left. The data are stored in float32, so that y = w . x holds to 1e-7.
+    # The slowest direction's curvature is above 3 (half of the examples, x_2 ~ 1, over 0.3^2):
+    # 0.85^150 = 3e-11 of the way is left. The data are stored in float32, so that y = w . x holds
+    # to 1e-7.
     torch.testing.assert_close(server["theta"], w, rtol=0, atol=1e-6)
     shares = torch.tensor(counts, dtype=torch.float64)
     shares /= shares.sum(1, keepdim=True)

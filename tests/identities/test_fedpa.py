@@ -1,4 +1,6 @@
-"""FedPA: the dynamic programme against the explicit inverse, its special cases, its samples, and posteriors with a known mode."""
+"""FedPA: the dynamic programme against the explicit inverse, its special cases, its samples, and
+posteriors with a known mode.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_the_programme_is_the_explicit_inverse(d: int, count: int, rho: float) -
         )
         before = samples.clone()
         point = posterior_point(theta, list(samples), rho)
-        # Numbers up to 100 (Sigma^-1 is up to 1 + 8 rho), each after some dozens of roundings; the solver has as many.
+        # Numbers up to 100 (Sigma^-1 is up to 1 + 8 rho), each after some dozens of roundings; the
+        # solver has as many.
         torch.testing.assert_close(point, explicit(theta, samples, rho), rtol=1e-12, atol=1e-12)
         assert torch.equal(samples, before)
     if count > 2 and rho:  # the covariance matters in this comparison
@@ -67,7 +70,9 @@ def test_the_programme_is_the_explicit_inverse(d: int, count: int, rho: float) -
 
 
 def test_without_a_covariance_the_delta_is_that_of_the_mean() -> None:
-    """Equal samples: Sigma = r I, and the delta is 1 / r times the distance, as the estimator has it."""
+    """Equal samples: Sigma = r I, and the delta is 1 / r times the distance, as the estimator has
+    it.
+    """
     theta, x = normal(4, seed=1), normal(4, seed=2)
     torch.testing.assert_close(
         posterior_point(theta, [x, x, x], 0.5), theta + 2.0 * (x - theta), rtol=1e-15, atol=1e-15
@@ -88,7 +93,8 @@ def test_one_sample_and_warm_up_are_fedavg_to_the_bit(make, update: str) -> None
     assert same_network(trained(module, FedPA(update=update, local_samples=1)), fedavg)
     assert same_network(trained(module, FedPA(update=update, warm_up=3)), fedavg)
     assert not same_network(trained(module, FedPA(update=update, warm_up=2, burn_in=0.5)), fedavg)
-    # Clients with one batch in one epoch have one iterate: they are asked for four samples, and have one.
+    # Clients with one batch in one epoch have one iterate: they are asked for four samples, and
+    # have one.
     short = {"batch_size": 9, "local_epochs": 1}
     assert same_network(
         trained(module, FedPA(update=update), **short),
@@ -159,7 +165,8 @@ def test_what_ragged_clients_send_is_the_explicit_estimate_of_their_iterates(
             [torch.stack([iterates[s - 1] for s in steps]).mean(0) for steps in segments]
         )
         answer = torch.cat([found[key][c] for key in ("theta", "head") if key in found])
-        # Batched products and averages in another order, over ten steps, then a solve with a matrix that is well conditioned.
+        # Batched products and averages in another order, over ten steps, then a solve with a matrix
+        # that is well conditioned.
         torch.testing.assert_close(answer, explicit(sent, samples, 0.7), rtol=0, atol=1e-12)
         assert (answer - iterates[-1]).abs().max() > 1e-2  # not what FedAvg would send
         if "buffers" in found:
@@ -167,7 +174,9 @@ def test_what_ragged_clients_send_is_the_explicit_estimate_of_their_iterates(
 
 
 def skewed(seed: int, pairs: int, size: int, distance: float, noise: float) -> Clients:
-    """Clients of two kinds, each sure of one of two weights (3/4 of its examples) and not of the other, and disagreeing."""
+    """Clients of two kinds, each sure of one of two weights (3/4 of its examples) and not of the
+    other, and disagreeing.
+    """
     random = np.random.default_rng(seed)
     found = []
     for sure, weights in ((0, (distance, 0.0)), (1, (0.0, distance))) * pairs:
@@ -200,7 +209,9 @@ def rounds(algorithm: Any, problem: Problem, clients: Clients, plan: Plan, count
 
 
 def test_from_exact_samples_it_finds_the_exact_global_mode() -> None:
-    """2 d samples with the moments of the client's own posterior: Sigma is its covariance, up to a factor that all share."""
+    """2 d samples with the moments of the client's own posterior: Sigma is its covariance, up to a
+    factor that all share.
+    """
     clients = skewed(seed=0, pairs=1, size=40, distance=2.0, noise=0.5)
     problem = problem_of(linear(2), clients, GaussianRegression(noise=0.5))
     rho, count, scale = 0.5, 4, 200.0
@@ -225,19 +236,23 @@ def test_from_exact_samples_it_finds_the_exact_global_mode() -> None:
             problem, server, algorithm.summarise(problem, received, found, RNG), RNG
         )
     mode = pooled(clients)
-    # Each step shrinks the distance by 1 - (sum of the precisions)/2 = 0.6 in either weight: 60 of them by 1e-13.
+    # Each step shrinks the distance by 1 - (sum of the precisions)/2 = 0.6 in either weight: 60 of
+    # them by 1e-13.
     torch.testing.assert_close(server["theta"], mode, rtol=0, atol=1e-11)
     assert (torch.stack(optima).mean(0) - mode).norm() > 0.5  # where FedAvg ends
 
 
 def test_with_its_own_samples_it_comes_nearer_to_the_mode_than_fedavg() -> None:
-    """SGD on single examples: FedAvg averages the clients' optima, FedPA weighs them by what each client is sure of."""
+    """SGD on single examples: FedAvg averages the clients' optima, FedPA weighs them by what each
+    client is sure of.
+    """
     clients = skewed(seed=0, pairs=8, size=360, distance=20.0, noise=6.0)
     problem = problem_of(linear(2), clients, GaussianRegression(noise=1.0))
     plan = plan_of(epochs=1, batch_size=1, lr=0.5, momentum=0.0)
     mode = pooled(clients)  # near (15, 15)
     fedavg = rounds(FedAvg(update="body"), problem, clients, plan, 1)
     fedpa = rounds(FedPA(rho=1.0, local_samples=12, burn_in=0.2), problem, clients, plan, 5)
-    # FedAvg ends near (10, 10), at 7. FedPA's error is that of twelve correlated samples: 0.4 to 2 over six seeds of the data.
+    # FedAvg ends near (10, 10), at 7. FedPA's error is that of twelve correlated samples: 0.4 to 2
+    # over six seeds of the data.
     assert (fedavg - mode).norm() > 5.0
     assert (fedpa - mode).norm() < 0.5 * (fedavg - mode).norm()

@@ -36,7 +36,9 @@ def two_layers() -> nn.Module:
 
 
 def posterior(problem: Problem, clients: Clients, c: int) -> tuple[Tensor, Tensor]:
-    """Mean [3] and covariance [3, 3] of the head given client c's data, around the initial head, the body fixed."""
+    """Mean [3] and covariance [3, 3] of the head given client c's data, around the initial head,
+    the body fixed.
+    """
     x, y = examples(clients, c)
     features = x @ problem.network.theta.view(3, 3).T
     identity = torch.eye(3, dtype=torch.float64)
@@ -73,14 +75,17 @@ def test_without_noise_the_chain_ends_at_the_mode_of_every_client() -> None:
 
 
 def test_the_chain_samples_the_exact_posterior() -> None:
-    """Many chains on the same ten examples: mean and covariance of the kept heads, which are zero-width without the noise."""
+    """Many chains on the same ten examples: mean and covariance of the kept heads, which are
+    zero-width without the noise.
+    """
     x, y = examples(regression(10, seed=4), 0)
     chains, kept = 250, 8
     clients = Clients.from_arrays([(x.numpy(), y.numpy())] * chains)
     problem = linear_gaussian(clients)
     mean, covariance = posterior(problem, clients, 0)
     lr = 0.06
-    # Steps of the chain, in which the exact posterior's slowest direction forgets 1 - rate, and its fastest is well resolved.
+    # Steps of the chain, in which the exact posterior's slowest direction forgets 1 - rate, and its
+    # fastest is well resolved.
     rates = lr / 10 / torch.linalg.eigvalsh(covariance)
     assert rates.max() < 0.16 and (1 - rates.min()) ** 150 < 0.02
     algorithm = FedPop(prior_scale=PRIOR, head_epochs=300, num_heads=kept)
@@ -94,8 +99,8 @@ def test_the_chain_samples_the_exact_posterior() -> None:
     )
     assert heads.shape == (chains, kept, 3)
     centred = heads - mean
-    # Five standard errors over the chains, which are independent; of the way from the start less than two percent are left,
-    # and a finite step changes a variance by the share rate / 2.
+    # Five standard errors over the chains, which are independent; of the way from the start less
+    # than two percent are left, and a finite step changes a variance by the share rate / 2.
     error = centred.mean(1).std(0) / math.sqrt(chains)
     assert (5 * error < 0.25 * covariance.diagonal().sqrt()).all()
     assert (centred.mean((0, 1)).abs() < 5 * error + 0.02 * covariance.diagonal().sqrt()).all()
@@ -110,7 +115,9 @@ def test_the_chain_samples_the_exact_posterior() -> None:
 
 
 def test_the_noise_has_the_size_it_should() -> None:
-    """One step from the prior's mean, without data that matter: z - mu_z is noise of variance 2 lr / |D_i|."""
+    """One step from the prior's mean, without data that matter: z - mu_z is noise of variance 2 lr
+    / |D_i|.
+    """
     clients = Clients.from_arrays([(np.zeros((5, 3)), np.zeros(5))] * 600)
     problem, lr = linear_gaussian(clients), 0.01
     for noise in (1.0, 0.5):

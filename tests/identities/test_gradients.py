@@ -1,4 +1,6 @@
-"""The prior of clients that take few steps: how far the solver goes, and a truth found again from where it stopped."""
+"""The prior of clients that take few steps: how far the solver goes, and a truth found again from
+where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ PLANS = {
 @pytest.mark.parametrize("pull", [0.0, 30.0])
 @pytest.mark.parametrize("name", PLANS)
 def test_reach_is_how_far_the_solver_goes(name: str, pull: float) -> None:
-    """One weight with a loss that has slopes and next to no curvature: equal slopes for W, slopes of their own for R."""
+    """One weight with a loss that has slopes and next to no curvature: equal slopes for W, slopes
+    of their own for R.
+    """
     (plan, n), count, flat = PLANS[name], 4000, 1e4
     slopes = [torch.ones(count, n, dtype=torch.float64), normal(count, n)]
     ones, moved = np.ones((n, 1)), []
@@ -87,7 +91,9 @@ CELLS = {
 def summary_of(
     clients: Clients, plan: Plan, m0: Tensor, H: Tensor, pull: float
 ) -> dict[str, Tensor]:
-    """What the server gets of clients with these Hessians [C, d, d] that train a linear network from m0."""
+    """Return the sums that the server gets of clients with these Hessians [C, d, d] that train a
+    linear network from m0.
+    """
     d, count = len(m0), len(clients)
     network, start = Network(linear(d)), initial(Network(linear(d)), count)
     start.theta.copy_(m0.expand(count, -1))
@@ -111,9 +117,11 @@ def summary_of(
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("truth", [0.0, 0.03, 0.3])
 def test_it_finds_the_truth_from_a_few_steps(truth: float, name: str) -> None:
-    """Linear regressions with 4 of 40 directions that have curvature, from an m0 off the mean of the truths, in two cohorts.
+    """Linear regressions with 4 of 40 directions that have curvature, from an m0 off the mean of
+    the truths, in two cohorts.
 
-    By their scatter they are all alike. By their gradients' they are as different as they are, and where they are not it stays.
+    By their scatter they are all alike. By their gradients' they are as different as they are, and
+    where they are not it stays.
     """
     (plan, sizes, pull), count, d, k = CELLS[name], 1200, 40, 4
     sizes = (sizes * count)[:count]

@@ -26,7 +26,8 @@ def test_every_client_reaches_its_own_least_squares() -> None:
         server = algorithm.aggregate(
             problem, server, algorithm.summarise(problem, received, found, rng), rng
         )
-    # Full gradients: each of 400 steps contracts by the largest |1 - lr (eigenvalue)| < 0.93, and 0.93^400 = 2e-13.
+    # Full gradients: each of 400 steps contracts by the largest |1 - lr (eigenvalue)| < 0.93, and
+    # 0.93^400 = 2e-13.
     A = [x.T @ x / 0.25 / len(x) for x, _ in (examples(clients, c) for c in range(4))]
     assert (1 - plan.lr * torch.linalg.eigvalsh(torch.stack(A))).abs().max() < 0.93
     torch.testing.assert_close(memory["theta"], torch.stack(own), rtol=0, atol=1e-11)

@@ -61,7 +61,8 @@ def test_one_prototype_is_fedprox_on_the_clients() -> None:
         alone, _ = fedprox.local_update(
             problem, {"theta": server["r"][0]}, clients.select([c]), {}, plan, RNG
         )
-        # The strength and the batched products are rounded in another order, at nine steps or fewer.
+        # The strength and the batched products are rounded in another order, at nine steps or
+        # fewer.
         torch.testing.assert_close(found["m"][c], alone["theta"][0], rtol=0, atol=1e-13)
 
 
@@ -100,7 +101,8 @@ def test_em_lowers_the_objective_to_a_stationary_point(cohort: int, shrink: bool
     assert falls[:5].min() > 1e-3
     r = server["r"].requires_grad_()
     (gradient,) = torch.autograd.grad(algorithm.server_objective(problem, {"r": r}, m), r)
-    # Sums of N (m - r) / sigma2, which are near ten, to some roundings; EM has converged linearly by then.
+    # Sums of N (m - r) / sigma2, which are near ten, to some roundings; EM has converged linearly
+    # by then.
     assert gradient.abs().max() < 1e-12
 
 
@@ -113,7 +115,9 @@ def test_the_m_step_minimises_jensens_bound(cohort: int, chunk: int | None) -> N
     c = c_by_hand(m, before)
 
     def bound(r: Tensor) -> Tensor:
-        """1/2 sum_j ||r_j||^2 + N/N_f sum_ij c(j|i) (||m_i - r_j||^2 / (2 sigma2) + log c(j|i) K), eq:mix_server."""
+        """1/2 sum_j ||r_j||^2 + N/N_f sum_ij c(j|i) (||m_i - r_j||^2 / (2 sigma2) + log c(j|i) K),
+        eq:mix_server.
+        """
         distances = (m.unsqueeze(1) - r).square().sum(-1)
         return (
             0.5 * r.square().sum()

@@ -1,4 +1,6 @@
-"""NIW: the server's closed form against its objective and the paper's matrices, the clients' pull, and its special cases."""
+"""NIW: the server's closed form against its objective and the paper's matrices, the clients' pull,
+and its special cases.
+"""
 
 from __future__ import annotations
 
@@ -63,14 +65,15 @@ def test_the_servers_solution_minimises_its_objective(
     m0, V0 = best["m0"].requires_grad_(), best["V0"].requires_grad_()
     lowest = objective(m0, V0)
     by_m0, by_V0 = torch.autograd.grad(lowest, (m0, V0))
-    # The gradients are differences of sums n0 N m / V0 and (N + dim + 2) / V0: zero to some roundings of these. With lambda0 = 0
-    # the objective has 1e-12 in its place, against N.
+    # The gradients are differences of sums n0 N m / V0 and (N + dim + 2) / V0: zero to some
+    # roundings of these. With lambda0 = 0 the objective has 1e-12 in its place, against N.
     dim = dimension(dof)
     n0 = EXAMPLES + dim + 2
     assert (by_m0 * V0).abs().max() < 1e-12 * n0 * N * m.abs().max()
     assert (by_V0 * V0).abs().max() < 1e-12 * (N + dim + 2)
 
-    # The minimum is the only one, so steps of any size raise the objective, by far more than its rounding (1e-14).
+    # The minimum is the only one, so steps of any size raise the objective, by far more than its
+    # rounding (1e-14).
     noise = generator(3)
     for scale in (1e-3, 1e-1, 1.0):
         for _ in range(20):
@@ -81,7 +84,9 @@ def test_the_servers_solution_minimises_its_objective(
 
 
 def printed_solution(m: Tensor, p_do: float, eps: float) -> tuple[Tensor, Tensor]:
-    """eq:niw_server_m0_V0 as in Alg. 4, step 5: outer products and all, the diagonal taken at the end."""
+    """eq:niw_server_m0_V0 as in Alg. 4, step 5: outer products and all, the diagonal taken at the
+    end.
+    """
     n0, share = EXAMPLES + D + 2, N / len(m)
     m0 = p_do / (N + 1) * share * m.sum(0)
     total = (1 + N * eps**2) * torch.eye(D, dtype=torch.float64) + torch.outer(m0, m0)
@@ -100,7 +105,8 @@ def test_streamed_sums_give_the_papers_matrices(p_do: float, chunk: int, order: 
     algorithm = niw(p_do=p_do, eps=0.05)
     server = aggregate(algorithm, problem, algorithm.start(problem, RNG), m[order], chunk)
     m0, V0 = printed_solution(m, p_do, eps=0.05)
-    # The sums are taken from the old m0, the formula's from zero: both lose some roundings of numbers near one to ten.
+    # The sums are taken from the old m0, the formula's from zero: both lose some roundings of
+    # numbers near one to ten.
     torch.testing.assert_close(server["m0"], m0, rtol=0, atol=1e-14)
     torch.testing.assert_close(server["V0"], V0, rtol=1e-13, atol=0)
 
@@ -137,7 +143,8 @@ def test_the_kl_is_that_of_a_spiky_mixture_up_to_a_constant(dof: str) -> None:
     torch.testing.assert_close(
         constant, constant[:1].expand(4), rtol=1e-12, atol=0
     )  # thousands, less some roundings
-    # With the mean precision it is what the server's objective takes from the clients, E log N(theta_i; mu, Sigma).
+    # With the mean precision it is what the server's objective takes from the clients, E log
+    # N(theta_i; mu, Sigma).
     in_mean = niw(dof=dof, p_do=0.9, precision="mean")
     constant = in_mean.kl(problem, received, m) + in_mean.expected_log_prior(problem, received, m)
     torch.testing.assert_close(constant, constant[:1].expand(4), rtol=1e-12, atol=0)
@@ -156,7 +163,8 @@ def test_an_isotropic_V0_is_fedprox() -> None:
         alone, _ = fedprox.local_update(
             problem, {"theta": start}, clients.select([c]), {}, plan, RNG
         )
-        # The strength and the batched products are rounded in another order, at nine steps or fewer.
+        # The strength and the batched products are rounded in another order, at nine steps or
+        # fewer.
         torch.testing.assert_close(found["m"][c], alone["theta"][0], rtol=0, atol=1e-13)
         without, _ = FedBABU().local_update(
             problem, {"theta": start}, clients.select([c]), {}, plan, RNG

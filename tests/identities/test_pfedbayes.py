@@ -58,7 +58,8 @@ class Held(Pair):
 
 
 def mean_field(zeta: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """For a linear model with known noise and w given, E_q[loss] + zeta KL(q || w) has its minimum at
+    """For a linear model with known noise and w given, E_q[loss] + zeta KL(q || w) has its minimum
+    at
 
         (A + zeta P) mu = b + zeta P mu_w,   sigma_k^2 = zeta / (A_kk + zeta P_kk)
 
@@ -80,7 +81,9 @@ def mean_field(zeta: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("zeta", [1.0, 0.3])
 def test_with_w_fixed_it_finds_the_mean_field_posterior(zeta: float) -> None:
-    """With the expected gradients: (A mu - b) / n in theta, and E[gradient noise] = A_kk sigma / n in sigma."""
+    """With the expected gradients: (A mu - b) / n in theta, and E[gradient noise] = A_kk sigma / n
+    in sigma.
+    """
     A, b, w, mu, variance = mean_field(zeta)
     pair = Held(
         torch.stack([*w, *w]).unsqueeze(1), torch.full((1, 1), zeta / 8).double(), plan_of(lr=0.05)
@@ -90,13 +93,16 @@ def test_with_w_fixed_it_finds_the_mean_field_posterior(zeta: float) -> None:
         pair.draw(slice(0, 1), [generator(0)])
         pair.noise[0] = A.diagonal() * softplus(pair.values[1, 0]) / 8 / gradient
         pair.step(slice(0, 1), gradient.unsqueeze(0))
-    # The slowest direction, rho, keeps 1 - lr zeta / (8 (1 - momentum)) or so a step: 0.981^1200 = 1e-10 of the way is left.
+    # The slowest direction, rho, keeps 1 - lr zeta / (8 (1 - momentum)) or so a step: 0.981^1200 =
+    # 1e-10 of the way is left.
     torch.testing.assert_close(pair.values[0, 0], mu, rtol=0, atol=1e-8)
     torch.testing.assert_close(softplus(pair.values[1, 0]).square(), variance, rtol=1e-7, atol=0)
 
 
 def test_with_w_fixed_its_own_noise_finds_the_mean_field_posterior() -> None:
-    """Many copies of one client, each with noise of its own; at last small steps, so that rho hardly fluctuates."""
+    """Many copies of one client, each with noise of its own; at last small steps, so that rho
+    hardly fluctuates.
+    """
     A, b, w, mu, variance = mean_field(zeta=1.0)
     copies = 250
     pair = Held(
@@ -114,14 +120,17 @@ def test_with_w_fixed_its_own_noise_finds_the_mean_field_posterior() -> None:
         (pair.values[0], mu, variance.sqrt()),
         (softplus(pair.values[1]).square(), variance, variance),
     ):
-        # Five standard errors of the mean over independent copies, and for what steps of this size leave one percent.
+        # Five standard errors of the mean over independent copies, and for what steps of this size
+        # leave one percent.
         error = ours.std(0) / math.sqrt(copies)
         assert (5 * error < 0.1 * scale).all()
         assert ((ours.mean(0) - exact).abs() < 5 * error + 0.01 * scale).all()
 
 
 def test_no_zeta_is_too_stiff() -> None:
-    """Means held together by lr zeta / (|D_i| sigma^2) of 1e9: an explicit step would overshoot a billion times."""
+    """Means held together by lr zeta / (|D_i| sigma^2) of 1e9: an explicit step would overshoot a
+    billion times.
+    """
     problem, clients = linear_gaussian(6, 4)
     algorithm = PFedBayes(zeta=1e6)
     received = algorithm.start(problem, RNG)
@@ -137,7 +146,9 @@ def test_no_zeta_is_too_stiff() -> None:
 
 @pytest.mark.parametrize("update", ["body", "full"])
 def test_with_a_strong_prior_and_no_width_it_is_fedavg(update: str) -> None:
-    """q_i and w are one, and go the whole way of SGD: a strong coupling holds them to each other and not in place."""
+    """q_i and w are one, and go the whole way of SGD: a strong coupling holds them to each other
+    and not in place.
+    """
     clients = labelled(9, 6, 7)
     problem = problem_of(mlp(4, 5, 3), clients)
     strong, fedavg = PFedBayes(zeta=1.0, rho0=-16.0, update=update), FedAvg(update=update)
@@ -151,7 +162,8 @@ def test_with_a_strong_prior_and_no_width_it_is_fedavg(update: str) -> None:
         rng = dataclasses.replace(RNG, round=number)
         found, memory = strong.local_update(problem, server, clients, memory, plan, rng)
         theirs, _ = fedavg.local_update(problem, plain, clients, {}, plan, rng)
-        # sigma is 1e-7 and lr k 1e12; nine steps let the difference that the draws make grow some ten times
+        # sigma is 1e-7 and lr k 1e12; nine steps let the difference that the draws make grow some
+        # ten times
         for key, other in (("mu", "theta"), *((("head", "head"),) if update == "full" else ())):
             torch.testing.assert_close(found[key], theirs[other], rtol=0, atol=1e-5)
             assert memory[key].abs().max() < 1e-5
@@ -178,7 +190,8 @@ def test_without_prior_and_width_the_personal_model_is_trained_as_in_fedavg(
     memory = narrow.remember(problem, clients)
     found, mine = narrow.local_update(problem, server, clients, memory, plan, RNG)
     theirs, _ = fedavg.local_update(problem, plain, clients, {}, plan, RNG)
-    # sigma = 1e-13; nine steps, through a batch norm over as few as two examples, let a difference grow some hundred times.
+    # sigma = 1e-13; nine steps, through a batch norm over as few as two examples, let a difference
+    # grow some hundred times.
     mine = {key: value + server[key] for key, value in mine.items()}
     torch.testing.assert_close(mine["mu"], theirs["theta"], rtol=0, atol=1e-9)
     assert ("head" in mine) == (update == "full")

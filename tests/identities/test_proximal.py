@@ -27,7 +27,8 @@ def test_training_solves_each_clients_penalised_regression(
     own = normal(3, 3, seed=2)
     aim = own[:1].expand(3, 3) if kind == "common" else own
     follow = 0.3 if kind == "mean" else 0.0  # of m, at the current m
-    # the target own[0] + follow m, as a mean of own[0] and the unit vectors with the shares 1 and m_k
+    # the target own[0] + follow m, as a mean of own[0] and the unit vectors with the shares 1 and
+    # m_k
     target = own[0] if kind == "common" else own
     shares = None
     if kind == "mean":
@@ -43,7 +44,8 @@ def test_training_solves_each_clients_penalised_regression(
     start = Weights(
         torch.zeros(3, 3, dtype=torch.float64), *torch.zeros(2, 3, 0, dtype=torch.float64)
     )
-    # full batches; the slowest direction converges as sqrt(0.9)^700 = 1e-16, without momentum more slowly
+    # full batches; the slowest direction converges as sqrt(0.9)^700 = 1e-16, without momentum more
+    # slowly
     plan = plan_of(epochs=700 if momentum else 2000, batch_size=6, momentum=momentum)
     found, _ = train(
         network,

@@ -1,4 +1,6 @@
-"""The lengthened step: exact on one curvature, faster on many, and the usual one where cohorts are noise."""
+"""The lengthened step: exact on one curvature, faster on many, and the usual one where cohorts are
+noise.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_noise_is_not_lengthened() -> None:
     ("curvature", "precision"), [(0.0, 3.0), (0.5, 2.0), (2.0, 0.5), (40.0, 10.0)]
 )
 def test_a_step_as_if_the_prior_had_gone_along(curvature: float, precision: float) -> None:
-    """Gradient flow of three clients under a prior that stays at m0, and under one whose mean is theirs at every moment."""
+    """Gradient flow of three clients under a prior that stays at m0, and under one whose mean is
+    theirs at every moment.
+    """
     optima, time, steps = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64), 0.3, 30_000
     slopes = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)  # where the loss is linear
 
@@ -78,8 +82,11 @@ def test_a_step_as_if_the_prior_had_gone_along(curvature: float, precision: floa
 def test_a_prior_on_mu_is_weight_decay_while_clients_train(
     count: int, lambda0: float, precision: float
 ) -> None:
-    """Gradient flow on slopes from m0 = 2, under a prior that stays there and one whose mean is at every moment N / (N + lambda0)
-    times that of the clients. Then the model's own optimum, where m0 stays."""
+    """Gradient flow on slopes from m0 = 2, under a prior that stays there and one whose mean is at
+    every moment N / (N + lambda0) times that of the clients.
+
+    Then the model's own optimum, where m0 stays.
+    """
     slopes, time, steps = torch.linspace(-1.0, 6.0, count, dtype=torch.float64), 0.3, 20_000
 
     def flow(goes_along: bool) -> float:

@@ -88,7 +88,9 @@ def test_stacked_equals_client_by_client(name, train_head):
 
 @pytest.mark.parametrize("make", [mlp, batch_norm_net])
 def test_the_heads_gradient_alone_is_the_same_and_touches_no_body(make):
-    """FedPop's chain moves heads under a fixed body: what lies below the head is evaluated, not differentiated."""
+    """FedPop's chain moves heads under a fixed body: what lies below the head is evaluated, not
+    differentiated.
+    """
     network = Network(make().double())
     x, y = normal(2, 6, 4), labels(2, 6)
     found, buffers = [], []

@@ -88,7 +88,8 @@ def test_biases_normalisation_and_head_are_in_no_column() -> None:
 def stayed(network: Network, p_do: float, epochs: int = 1) -> Tensor:
     """Which coordinates did not move, in each of `epochs` times four steps, as numbers [steps, d].
 
-    Without momentum and with steps so small that the network stays what it is, only dropped coordinates have no gradient.
+    Without momentum and with steps so small that the network stays what it is, only dropped
+    coordinates have no gradient.
     """
     clients, points = labelled(16), [network.theta]
 
@@ -110,8 +111,8 @@ def test_columns_are_kept_together_with_probability_p_do(p_do: float) -> None:
         torch.equal(dropped[:, group], by_column[:, [g]].expand(-1, len(group)))
         for g, group in enumerate(groups)
     )
-    # Means of coin tosses, and of products of two of them: columns and steps are independent. Within five standard errors
-    # (and one joint event, where less than one is expected).
+    # Means of coin tosses, and of products of two of them: columns and steps are independent.
+    # Within five standard errors (and one joint event, where less than one is expected).
     steps = len(dropped)
     variance, errors = p_do * (1 - p_do), 5 / math.sqrt(steps)
     centred = by_column - (1 - p_do)

@@ -28,7 +28,9 @@ def test_a_single_example_has_no_deviation():
 
 
 def test_one_target_has_plain_numbers():
-    """Those of all its examples at once, whether or not it has an axis of its own: records and fingerprints hold them."""
+    """Those of all its examples at once, whether or not it has an axis of its own: records and
+    fingerprints hold them.
+    """
     pairs = arrays([30] * 4)
     y = torch.from_numpy(np.concatenate([x[:, 0] for x, _ in pairs]).astype(np.float32)).double()
     expected = GaussianRegression(1, centre=y.mean().item(), scale=y.std().item(), **CALM)
@@ -127,7 +129,9 @@ def test_a_model_that_may_not_be_meant_so_is_warned_of():
 
 
 def test_what_is_wrong_inside_a_factory_is_told_as_it_is(tmp_path, monkeypatch):
-    """Its own errors, with their place: only a call that it does not take is the user's of the command."""
+    """Its own errors, with their place: only a call that it does not take is the user's of the
+    command.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mynets.py").write_text(
         "import torch\n"

@@ -43,7 +43,9 @@ def test_mobilenet_has_the_papers_parameters():
 
 
 def plain_mobilenet(x, weights, strides, eps=1e-5):
-    """MobileNet as its paper defines it, in its training mode: padded convolutions, batch norm, ReLU, pooling, a linear layer."""
+    """MobileNet as its paper defines it, in its training mode: padded convolutions, batch norm,
+    ReLU, pooling, a linear layer.
+    """
 
     def normalised(x, scale, shift):
         mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, unbiased=False)

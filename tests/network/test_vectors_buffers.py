@@ -1,4 +1,6 @@
-"""What a network does beside its weights: scaling, running statistics, randomness, the order of channels."""
+"""A network beside its weights: scaling, running statistics, randomness, the order of
+channels.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,9 @@ def test_images_come_with_their_channels_innermost_where_the_module_takes_them_s
 
 
 def test_grey_images_too():
-    """With one channel both orders are contiguous, and a convolution keeps the order that the strides say."""
+    """With one channel both orders are contiguous, and a convolution keeps the order that the
+    strides say.
+    """
     with seeded():
         conv = torch.nn.Conv2d(1, 4, 3)
         network = Network(

@@ -1,4 +1,4 @@
-"""What was run: the sentence and the settings."""
+"""The sentence that says what was run, and the settings."""
 
 from __future__ import annotations
 

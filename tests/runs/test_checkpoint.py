@@ -12,7 +12,9 @@ from stopped_runs import fit
 
 
 def test_checkpoints_are_in_the_order_of_their_rounds(tmp_path):
-    """By number: as text, round 1,000,000 comes before round 999,999, and the newest would be removed as the oldest."""
+    """By number: as text, round 1,000,000 comes before round 999,999, and the newest would be
+    removed as the oldest.
+    """
     for done in range(999_998, 1_000_002):
         checkpoint.save(
             tmp_path,

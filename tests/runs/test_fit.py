@@ -58,7 +58,9 @@ def test_the_given_model_is_not_trained():
 
 @pytest.mark.parametrize("name", ["niw", "mixture", "fedavg", "fedprox", "fedbabu"])
 def test_every_algorithm_learns_and_personalises(name):
-    """Three classes with means far apart, of which some clients name two the other way round: chance is a third."""
+    """Three classes with means far apart, of which some clients name two the other way round:
+    chance is a third.
+    """
     rng = np.random.default_rng(0)
     means = 3.0 * rng.normal(size=(CLASSES, FEATURES))
 

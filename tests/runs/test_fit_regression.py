@@ -23,13 +23,16 @@ import fedhb
     "algorithm",
     [
         fedhb.Mixture(update="full"),
-        # in 62 dimensions the default prior is as wide as the weights: its samples would spread more than the noise
+        # in 62 dimensions the default prior is as wide as the weights: its samples would spread
+        # more than the noise
         fedhb.NIW(update="full", prior_scale=0.1, num_samples=20, p_do=1.0),
     ],
     ids=lambda algorithm: algorithm.name,
 )
 def test_regression_from_end_to_end(algorithm, tmp_path):
-    """A bent line with noise whose size depends on x: the intervals hold nine targets in ten, and the noise is found."""
+    """A bent line with noise whose size depends on x: the intervals hold nine targets in ten, and
+    the noise is found.
+    """
 
     def pair(k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng([k, n])

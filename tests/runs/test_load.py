@@ -105,7 +105,9 @@ if len(sys.argv) > 1:
 
 
 def test_a_run_is_loaded_in_another_process(tmp_path):
-    """A built-in network by its folder alone, a module of one's own with the module: the numbers are equal to the last bit."""
+    """A built-in network by its folder alone, a module of one's own with the module: the numbers
+    are equal to the last bit.
+    """
     scope: dict[str, Any] = {"__name__": "script"}
     exec(SCRIPT.replace("len(sys.argv) > 1", "False"), scope)
     built_in = fedhb.nets.mlp((FEATURES,), CLASSES, hidden=7)
@@ -216,7 +218,7 @@ def test_a_personal_model_takes_no_folder_that_holds_something(tmp_path):
 
 
 def test_a_run_is_not_loaded_with_another_module(tmp_path):
-    """As many weights are not the same network: other functions between them, or other layers."""
+    """Two networks with equally many weights may differ in their layers or functions."""
     net = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     run = fit(net, out=tmp_path / "run")
     np.testing.assert_array_equal(

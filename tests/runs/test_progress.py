@@ -1,4 +1,4 @@
-"""What the terminal shows of training."""
+"""Training as the terminal shows it."""
 
 from __future__ import annotations
 

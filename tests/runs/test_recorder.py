@@ -1,4 +1,4 @@
-"""What a run keeps on disk while it goes."""
+"""The records that a run keeps on disk while it goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run from its beginning to its result: the files of its folder, and a finished run that is asked again."""
+"""A run from its beginning to its result: the files of its folder, and a finished run that is asked
+again.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_a_folder_holds_what_was_promised(tmp_path):
 
 
 def test_a_finished_run_that_is_asked_for_other_numbers_is_evaluated_again(tmp_path):
-    """Training is not repeated, the result is that of a fresh run with those settings, and what was asked before is kept."""
+    """Training is not repeated, the result is that of a fresh run with those settings, and what was
+    asked before is kept.
+    """
     known, novel = clients().hold_out(2, seed=0)
     out = tmp_path / "run"
     first = fit(None, known, out=out, evaluate_on=None)
@@ -140,7 +144,9 @@ def test_numbers_of_numpy_are_kept_as_numbers(tmp_path):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_run_is_not_resumed_on_inputs_that_were_changed(split, tmp_path):
-    """Of a named data set too, whose files are known by their hashes: examples may be changed after they are read."""
+    """Of a named data set too, whose files are known by their hashes: examples may be changed after
+    they are read.
+    """
     digits = fedhb.data.load("digits")
     examples = getattr(digits, split)
     turned = replace(digits, **{split: replace(examples, x=examples.x[..., ::-1].copy())})

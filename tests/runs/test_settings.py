@@ -1,4 +1,6 @@
-"""Settings: what is written is read back, what is misspelt is named, and every bound holds on both sides."""
+"""Settings: what is written is read back, what is misspelt is named, and every bound holds on both
+sides.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ NAMES = [f.name for f in dataclasses.fields(Settings) if f.name != "options"]
 
 @pytest.fixture(autouse=True)
 def no_training_of_their_own(monkeypatch):
-    """What the algorithms were tuned to is not the matter here."""
+    """Remove the training values that the algorithms were tuned to."""
     for cls in ALGORITHMS.values():
         monkeypatch.setattr(cls, "training", {})
 

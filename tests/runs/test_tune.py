@@ -1,4 +1,6 @@
-"""Tuning: the same budget for all, validation data only, seeds that no result uses, and defaults that are what was chosen."""
+"""Tuning: the same budget for all, validation data only, seeds that no result uses, and defaults
+that are what was chosen.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,9 @@ def test_a_stage_may_have_seeds_of_its_own(tmp_path):
 
 
 def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatch):
-    """By hand: trials 3 and 1, the best half beside the default, go on with it; over both cells 3 is best, or not."""
+    """By hand: trials 3 and 1, the best half beside the default, go on with it; over both cells 3
+    is best, or not.
+    """
     first = {0: 0.5, 1: 0.6, 2: 0.4, 3: 0.9}
     for second, best in ((0.2, 3), (0.0, 0)):
 
@@ -192,7 +196,9 @@ def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatc
 def test_scores_that_agree_to_a_tenth_of_a_percent_are_ordered_by_nll(
     tmp_path, monkeypatch, gain, best
 ):
-    """Trial 3 has the lower NLL, trial 1 the higher accuracy: by less than a run can tell, and by more."""
+    """Trial 3 has the lower NLL, trial 1 the higher accuracy: by less than a run can tell, and by
+    more.
+    """
 
     def run_one(settings, key, folder, tell):
         accuracy, nll = {1: (0.9 + gain, 0.5), 3: (0.9, 0.4)}.get(

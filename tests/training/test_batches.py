@@ -1,4 +1,6 @@
-"""Minibatches of many clients at once: each client gets its own data, in its own order, and nothing of the others."""
+"""Minibatches of many clients at once: each client gets its own data, in its own order, and nothing
+of the others.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def positions(batch, count):
 
 
 def seen(who, plan, merge_single=False):
-    """What each client sees, batch by batch, without padding: lists of (x, y) lists."""
+    """Return the examples of each client, batch by batch, without padding: lists of (x, y) lists."""
     found = [[] for _ in range(len(who))]
     for batch in batches(who, plan, RNG, merge_single=merge_single):
         active = positions(batch, len(who))

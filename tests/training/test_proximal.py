@@ -27,7 +27,8 @@ def minimiser(mu: float) -> float:
 def proximal(
     mu: float, steps: int = 1000, dtype: torch.dtype = torch.float64, momentum: float = MOMENTUM
 ) -> float:
-    """Where the library's steps lead from zero: one weight, one example (x = 1, y = MINIMUM), noise one.
+    """Where the library's steps lead from zero: one weight, one example (x = 1, y = MINIMUM), noise
+    one.
 
     After 1000 steps, sqrt(0.9)^1000 = 1e-23 of the way is left.
     """

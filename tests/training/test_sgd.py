@@ -37,7 +37,9 @@ def result(network, who, rng=RNG, plan=PLAN, **options):
 @pytest.mark.parametrize("make", [mlp, batch_norm_net])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_client_out_of_batches_stands_still(momentum, make, order):
-    """In a group of ragged clients each ends where it ends alone: weights, momentum (two epochs) and buffers."""
+    """In a group of ragged clients each ends where it ends alone: weights, momentum (two epochs)
+    and buffers.
+    """
     network, who, plan = (
         Network(make()),
         clients().select(order),
@@ -115,7 +117,9 @@ def test_momentum_stands_still_too():
 
 
 def test_plain_training_is_torch_sgd():
-    """One client without a prior: the weights of torch.optim.SGD with momentum on the same minibatches."""
+    """One client without a prior: the weights of torch.optim.SGD with momentum on the same
+    minibatches.
+    """
     network, who = Network(mlp()), clients((11,))
     ours = result(network, who)
     module_ = mlp()

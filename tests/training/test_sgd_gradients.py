@@ -19,7 +19,9 @@ from fedhb.training.sgd import train
 
 
 def sgd_by_torch(module: nn.Module, trained: list[str], seen: list[Batch], plan: Plan) -> Tensor:
-    """torch.optim.SGD on the batches that were seen of the only client; the trained parameters as one vector."""
+    """torch.optim.SGD on the batches that were seen of the only client; the trained parameters as
+    one vector.
+    """
     module = copy.deepcopy(module)
     parameters = [p for n, p in module.named_parameters() if n in trained]
     optimiser = torch.optim.SGD(parameters, lr=plan.lr, momentum=plan.momentum)
@@ -71,7 +73,8 @@ def test_no_pull_is_sgd(momentum: float, make, train_head: bool) -> None:
     ]
     expected = sgd_by_torch(module, names, seen, plan)
     untouched = network.head[: len(plain) - len(expected)]
-    # sums in another order, and a derivative of the loss that rounds in another way: some roundings a step, nine steps
+    # sums in another order, and a derivative of the loss that rounds in another way: some roundings
+    # a step, nine steps
     torch.testing.assert_close(plain, torch.cat([expected, untouched]), rtol=0, atol=1e-14)
 
 

@@ -1,4 +1,4 @@
-"""What clients report of their training."""
+"""Loss and score that clients report of their training."""
 
 from __future__ import annotations
 
