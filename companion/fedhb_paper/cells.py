@@ -91,6 +91,6 @@ def before(name: str) -> Any:
 
 def clients_of(run: Run, settings: Settings) -> tuple[Clients, Clients | None]:
     """Return the clients of a run and its novel ones, on the device of its network."""
-    clients, novel = make_clients(settings, dataset_of(settings.dataset, settings.data))
+    clients, novel = make_clients(settings, dataset_of(settings.data.dataset, settings.data.file))
     device = str(run.problem.network.device)
     return clients.to(device), novel.to(device) if novel is not None else None

@@ -47,7 +47,10 @@ def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
 def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
     """Train, and return the curves and the metrics."""
     chosen = settings_of(settings, key)
-    dataset, epochs = dataset_of(chosen.dataset, chosen.data), list(settings.get("epochs", ()))
+    dataset, epochs = (
+        dataset_of(chosen.data.dataset, chosen.data.file),
+        list(settings.get("epochs", ())),
+    )
     until = 0.5 if epochs else 0.9
     trained = train(
         chosen,
@@ -58,11 +61,11 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
         callbacks=[TellRounds(tell, until)],
     )
     clients, _ = make_clients(chosen, dataset)
-    after = {chosen.personal_epochs: trained.result["personalised"]}
+    after = {chosen.personalisation.epochs: trained.result["personalised"]}
     for k, count in enumerate(epochs):
         if count not in after:
             tell(until + (1.0 - until) * k / len(epochs), f"personalisation, {count} epochs")
-            after[count] = trained.evaluate(clients, chosen.evaluate_on, epochs=count)[
+            after[count] = trained.evaluate(clients, chosen.evaluation.split, epochs=count)[
                 "personalised"
             ]
     return {

@@ -19,18 +19,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from fedhb.algorithms import Plan, build
+from fedhb.algorithms import Plan
 from fedhb.algorithms.toolbox import add
 from fedhb.clients.clients import Clients
 from fedhb.engine.schedule import cohort_size
-from fedhb.runs.fit import fit
-from fedhb.runs.from_settings import fit_options, make_clients, model_of
+from fedhb.runs.from_settings import make_clients, train
 from fedhb.runs.jobs import Tell
 from fedhb.runs.records import Key
 from fedhb.runs.run import Run, one_thread
@@ -56,36 +54,27 @@ def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
 def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str, Any]:
     """Measure every step, on a state that one client has trained for a round."""
     chosen = settings_of(settings, key)
-    clients, _ = make_clients(chosen, dataset_of(chosen.dataset, chosen.data))
-    model, _ = model_of(chosen, clients)
-    algorithm = build(chosen.algorithm, chosen.options.get(chosen.algorithm, {}))
+    local, dataset = chosen.training, dataset_of(chosen.data.dataset, chosen.data.file)
+    clients, _ = make_clients(chosen, dataset)
     tell(0.0, "a round")
-    options = fit_options(replace(chosen, rounds=1, fraction=1 / len(clients))) | {
-        "evaluate_on": None
-    }
-    trained = fit(model, clients, algorithm, **options, progress=False)
-    plan = Plan(
-        chosen.local_epochs,
-        chosen.batch_size,
-        chosen.lr,
-        chosen.momentum,
-        algorithm.update == "full",
-    )
+    short = chosen.change(rounds=1, fraction=1 / len(clients), evaluate_on="")
+    trained = train(short, dataset=dataset, progress=False)
+    plan = chosen.plan(train_head=trained.algorithm.update == "full")
     clients = clients.to(str(trained.problem.network.device))
     seconds = measure(
-        trained, clients, plan, chosen.fraction, settings.get("repeats", REPEATS), tell
+        trained, clients, plan, local.fraction, settings.get("repeats", REPEATS), tell
     )
-    batches = math.ceil(int(clients.sizes[0]) / chosen.batch_size)
+    batches = math.ceil(int(clients.sizes[0]) / local.batch_size)
     sent = trained.result["communication"]["per_client_round"]
     return {
         "seconds": seconds,
         "batches": {
-            "client": batches * chosen.local_epochs,
-            "personalised": batches * chosen.personal_epochs,
+            "client": batches * local.local_epochs,
+            "personalised": batches * chosen.personalisation.epochs,
         },
         "bytes": {"down": sent["down_bytes"], "up": sent["up_bytes"]},
         "parameters": trained.problem.network.num_params,
-        "answers": cohort_size(len(clients), chosen.fraction),
+        "answers": cohort_size(len(clients), local.fraction),
         "processor": processor(),
     }
 

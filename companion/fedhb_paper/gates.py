@@ -32,7 +32,7 @@ def metrics(run: Run, settings: Settings) -> dict[str, Any]:
     if not isinstance(algorithm, Mixture) or len(server["r"]) < 2:
         return {}
     clients, _ = clients_of(run, settings)
-    share = getattr(clients, settings.evaluate_on)
+    share = getattr(clients, settings.evaluation.split)
     prototypes = algorithm.prototypes(problem, server)
     count = len(prototypes.theta)
     each_client: dict[str, list[dict[str, float]]] = {"uniform": [], "oracle": []}

@@ -44,7 +44,7 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     `after` has them for each number of examples.
     """
     chosen = settings_of(settings, key)
-    dataset = dataset_of(chosen.dataset, chosen.data)
+    dataset = dataset_of(chosen.data.dataset, chosen.data.file)
     trained = train(
         chosen,
         folder,
@@ -61,9 +61,9 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
     after = {}
     for done, n in enumerate(settings["examples"]):
         tell(0.8 + 0.2 * done / len(settings["examples"]), f"{n} examples")
-        after[str(n)] = trained.evaluate(novel.with_at_most(n, chosen.seed), chosen.evaluate_on)[
-            "personalised"
-        ]
+        after[str(n)] = trained.evaluate(
+            novel.with_at_most(n, chosen.seed), chosen.evaluation.split
+        )["personalised"]
     return {"before": trained.result["holdout"]["global"], "after": after}
 
 

@@ -46,7 +46,7 @@ def numbers(algorithm: str, settings: Mapping[str, Any]) -> tuple[str, Printed]:
         ours = federation(chosen)
     except InputError:  # of another version, or of an algorithm of one's own
         return "", {}
-    if chosen.data or chosen.unseen.isdecimal():
+    if chosen.data.file or chosen.evaluation.unseen.isdecimal():
         return "", {}
     place = folder()
     for name in experiments.names(place) if place is not None else []:
@@ -77,7 +77,8 @@ def federation(chosen: Settings) -> dict[str, Any]:
         for name, value in flat(chosen).items()
         if name not in OF_THE_RUN and name.partition(".")[0] in ("model", name)
     }
-    return values | {"partition": chosen.partition if chosen.partition != "shards" else ""}
+    partition = chosen.data.partition
+    return values | {"partition": partition if partition != "shards" else ""}
 
 
 def _is_cell(ours: dict[str, Any], experiment: Experiment, cell: str, variant: str) -> bool:

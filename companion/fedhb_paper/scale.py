@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fedhb.errors import InputError
-from fedhb.runs.settings import Settings
+from fedhb.runs.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ def scaled(settings: Mapping[str, Any], scales: Sequence[Scale]) -> dict[str, An
                     "width": scale.width,
                 }
             if scale.rounds != 1:
-                rounds = values.get(
-                    "rounds", settings.get("common", {}).get("rounds", Settings.rounds)
-                )
+                common = settings.get("common", {})
+                rounds = values.get("rounds", common.get("rounds", TrainingSettings.rounds))
                 changed["rounds"] = max(1, round(scale.rounds * rounds))
             cells[name(cell, scale)] = changed
     return {**settings, "cells": cells}

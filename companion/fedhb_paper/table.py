@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from typing import Any
 from rich.table import Table
 
 from fedhb import data
-from fedhb.engine.client_memory import ClientStore
-from fedhb.evaluation.evaluate import global_metrics, mean
+from fedhb.engine.loop import State
+from fedhb.evaluation.evaluate import mean
 from fedhb.report.figures import Figure
 from fedhb.runs.from_settings import train
 from fedhb.runs.jobs import Tell
@@ -63,7 +64,7 @@ def run(settings: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict
         chosen,
         folder,
         resume=True,
-        dataset=dataset_of(chosen.dataset, chosen.data),
+        dataset=dataset_of(chosen.data.dataset, chosen.data.file),
         progress=False,
         callbacks=[TellRounds(tell, 0.9)],
     )
@@ -100,16 +101,9 @@ def population(run: Run, settings: Settings) -> dict[str, float]:
     if not run.algorithm.remember(run.problem, clients.select([0])):
         return {}
     with one_thread():
-        each = global_metrics(
-            run.problem,
-            run.algorithm,
-            run.state.server,
-            clients,
-            ClientStore(),
-            run.rng,
-            settings.evaluate_on,
-        )
-    metrics = mean(each)
+        evaluation = run.evaluation(settings.evaluation.split)
+        evaluation = replace(evaluation, state=State(run.state.server))
+        metrics = mean(evaluation.global_metrics(clients))
     return metrics if metrics != run.result["global"] else {}
 
 

@@ -10,10 +10,11 @@ split is by image shows how much that raises the score:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from fedhb.engine.client_memory import ClientStore
-from fedhb.evaluation.evaluate import global_metrics, mean
+from fedhb.engine.loop import State
+from fedhb.evaluation.evaluate import mean
 from fedhb.runs.run import Run, one_thread
 from fedhb.runs.run_grid import dataset_of
 from fedhb.runs.settings import Settings
@@ -32,21 +33,16 @@ def metrics(run: Run, settings: Settings) -> dict[str, Any]:
 
     It is empty where images have no copies, or are split in another way.
     """
-    if not dataset_of(settings.dataset, settings.data).groups or settings.group_split != "image":
+    if (
+        not dataset_of(settings.data.dataset, settings.data.file).groups
+        or settings.data.group_split != "image"
+    ):
         return {}
     means = {}
     with one_thread():
         for kind, clients in zip(KINDS, clients_of(run, settings), strict=True):
             if clients is not None:
                 fewer = clients.with_at_most(COUNT, settings.seed)
-                each = global_metrics(
-                    run.problem,
-                    run.algorithm,
-                    run.state.server,
-                    fewer,
-                    ClientStore(),
-                    run.rng,
-                    "train",
-                )
-                means[kind] = mean(each)
+                evaluation = replace(run.evaluation("train"), state=State(run.state.server))
+                means[kind] = mean(evaluation.global_metrics(fewer))
     return means

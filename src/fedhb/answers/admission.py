@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhb.algorithms.contract import Arrays
-from fedhb.errors import DivergedError
+from fedhb.errors import DivergedError, FailedRoundError
 
 NUMBERS = "curvature"
 """Few numbers for each client [n, k], no vector of weights: none negative, zeros where it has not measured."""
@@ -44,7 +44,7 @@ def admit(found: Arrays, ids: Sequence[int], round_number: int) -> Arrays:
     """The answers [C, ...] of these clients, after a check that each has its own row and every number is finite."""
     for key, value in found.items():
         if len(value) != len(ids):
-            raise DivergedError(
+            raise FailedRoundError(
                 f"round {round_number}: {len(ids)} clients answered, but {key!r} has {len(value)} rows"
             )
         client = _not_finite(value)

@@ -15,7 +15,7 @@ from fedhb.progress_bars import ProgressBars
 
 
 def register(app: typer.Typer, console: Console, errors: Console) -> None:
-    """Add them."""
+    """Add the commands."""
     commands = typer.Typer(
         help="Which data sets are here, what is missing and how to get it.",
         invoke_without_command=True,
@@ -24,7 +24,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
 
     @commands.callback()
     def status(context: typer.Context) -> None:
-        """Which data sets are here, what is missing and how to get it."""
+        """List the data sets: which are here, what is missing and how to get it."""
         if context.invoked_subcommand is not None:
             return
         from fedhb.data import locate, status
@@ -60,7 +60,10 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         name: Annotated[str, typer.Argument(help="cifar-100-c")],
         jobs: Annotated[int | None, typer.Option(min=1, help="processes [one a core]")] = None,
     ) -> None:
-        """Make a data set from one that is here: CIFAR-100-C from the CIFAR-100 test images. Stop it, and it goes on later."""
+        """Make CIFAR-100-C from the CIFAR-100 test images.
+
+        When it is stopped, the same command goes on.
+        """
         from fedhb.data import cifar_c, locate
 
         if name != cifar_c.NAME:

@@ -1,17 +1,19 @@
-"""Options that several commands have."""
+"""Options that several commands have, and notes that several print."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
 from fedhb.errors import InputError
-from fedhb.runs.settings import Settings
+from fedhb.files import of_file
+from fedhb.runs.settings import Settings, flat_fields, untaken
 
 KINDS = {int: int, float: float, str: str, bool: bool}
 SetOption = Annotated[
@@ -79,34 +81,70 @@ def numbers_in(option: str, text: str) -> list[int]:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag per setting; those that were given arrive as `flags`.
+    """Give a command one flag per setting; the values arrive as `flags`, None where not given.
 
-    A command that takes several of a setting, such as `algorithms`, has no flag for a single one: it could only be ignored.
+    A command that takes several values of a setting, such as `algorithms`, has no flag for a single
+    one: it would have no effect.
     """
-    own = inspect.signature(command).parameters
-    names = [
-        f
-        for f in dataclasses.fields(Settings)
-        if f.name != "options" and not {f.name, f"{f.name}s"} & set(own)
-    ]
+    parameters = inspect.signature(command).parameters
+    fields = {
+        name: about
+        for name, (_, about) in flat_fields().items()
+        if not {name, f"{name}s"} & set(parameters)
+    }
     hints = inspect.get_annotations(command, eval_str=True)
 
     def wrapper(**values: Any) -> None:
-        flags = {f.name: values.pop(f.name) for f in names}
+        flags = {name: values.pop(name) for name in fields}
         command(flags=flags, **values)
 
-    parameters = [p.replace(annotation=hints[n]) for n, p in own.items() if n != "flags"]
-    for f in names:
-        text = f.metadata["help"] + (f" [{f.default}]" if f.default != "" else "")
-        option = typer.Option("--" + f.name.replace("_", "-"), help=text, show_default=False)
-        annotation: Any = Annotated[KINDS[type(f.default)] | None, option]
-        parameters.append(
-            inspect.Parameter(
-                f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-        )
-    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in keyword_only}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        parameter.replace(annotation=hints[name], kind=keyword)
+        for name, parameter in parameters.items()
+        if name != "flags"
+    ]
+    for name, about in fields.items():
+        text = about.metadata["help"] + (f" [{about.default}]" if about.default != "" else "")
+        option = typer.Option("--" + name.replace("_", "-"), help=text, show_default=False)
+        annotation: Any = Annotated[KINDS[type(about.default)] | None, option]
+        options.append(inspect.Parameter(name, keyword, default=None, annotation=annotation))
+    wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in options}
     wrapper.__doc__, wrapper.__name__ = command.__doc__, command.__name__
     return wrapper
+
+
+def note(errors: Console, text: str) -> None:
+    """Print something to know, beside the results."""
+    errors.print(escape(text), soft_wrap=True, highlight=False)
+
+
+def note_untuned(
+    errors: Console, path: Path | None, tuned: Mapping[str, Any], runs: Sequence[Settings]
+) -> None:
+    """Print which algorithms were not tuned, which values are not taken, and other data.
+
+    Args:
+        errors: where it is printed.
+        path: of the choices; None for none.
+        tuned: the choices for each algorithm.
+        runs: the settings of each run.
+    """
+    if path is None:
+        return
+    if absent := [run.algorithm for run in runs if run.algorithm not in tuned]:
+        note(errors, f"{path} has nothing of {', '.join(absent)}: defaults are used there")
+    others = dict.fromkeys(
+        name for run in runs for name in untaken(tuned.get(run.algorithm, {}), run)
+    )
+    if others:
+        note(
+            errors,
+            f"not taken from {path}, because flags or the settings file give it: "
+            f"{', '.join(others)}",
+        )
+    sources = {tuned[run.algorithm].get("data", "") for run in runs if run.algorithm in tuned}
+    file = of_file(runs[0].data.file)
+    if any(file not in source.split(", ") for source in sources - {""}):
+        note(errors, f"{path} was chosen on other data: {', '.join(sorted(sources - {''}))}")

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from fedhb.engine import allocator
 from fedhb.errors import DivergedError, InputError
 from fedhb.processes import Child, ignoring_interrupts, listen_to_interrupts, start
-from fedhb.runs.fit import versions
 from fedhb.runs.records import FILE, Inventory, Key, append, identity
+from fedhb.runs.session import versions
 
 PATIENCE = 20.0
 """Seconds in which interrupted processes may write their checkpoints."""

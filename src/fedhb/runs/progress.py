@@ -22,7 +22,7 @@ QUIET = 300.0
 
 
 class RoundProgress(Callback):
-    """A callback with round, loss, accuracy (of the clients on their own training data) and the time left."""
+    """Shows the round, the loss and score on the clients' training data, and the time left."""
 
     def __init__(self, label: str, console: Console | None = None, note: Callable[[], str] = str):
         self.label, self.note = label, note
@@ -30,29 +30,34 @@ class RoundProgress(Callback):
         self._bars = ProgressBars(self.console)
 
     def on_start(self, done: int, rounds: int, spent: float = 0.0) -> None:
-        """Show the bar, or the first line; training began `spent` seconds ago."""
-        self._begun, self._done, self._rounds = time.monotonic() - spent, done, rounds
+        """Show the bar, or the first line; training started `spent` seconds ago."""
+        self._started, self._done, self._rounds = time.monotonic() - spent, done, rounds
         if self._bars.visible:
             self._bars.show(f"[bold]{self.label}", done, rounds)
         elif done:
-            self.console.print(f"{self.label}: going on after round {done} of {rounds}", highlight=False)
+            self.console.print(
+                f"{self.label}: going on after round {done} of {rounds}", highlight=False
+            )
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Move the bar, or print a line for every tenth of the rounds."""
         self.show(state.done, record)
 
     def show(self, done: int, record: dict[str, Any]) -> None:
-        """The same for whoever has a round's record alone."""
+        """Move the bar, given a round's record alone."""
         status = "  ".join(numbers(record)) + self.note()
         if self._bars.visible:
             self._bars.show(f"[bold]{self.label}", done, self._rounds, note=status)
         elif done == self._rounds or done % max(1, self._rounds // 10) == 0:
-            spent = time.monotonic() - self._begun
+            spent = time.monotonic() - self._started
             left = spent / (done - self._done) * (self._rounds - done)
-            self.console.print(f"{self.label}: round {done}/{self._rounds}  {status}  {left:.0f} s left", highlight=False)
+            self.console.print(
+                f"{self.label}: round {done}/{self._rounds}  {status}  {left:.0f} s left",
+                highlight=False,
+            )
 
     def evaluating(self, done: int, clients: int) -> None:
-        """After the last round: so many of the clients are personalised."""
+        """After the last round: show how many of the clients are evaluated."""
         self._bars.show(f"[bold]{self.label}", done, clients, note="clients evaluated")
 
     def close(self) -> None:
@@ -61,19 +66,21 @@ class RoundProgress(Callback):
 
 
 def numbers(record: Mapping[str, Any]) -> list[str]:
-    """A round's loss and score; a private run tells neither, a regression has no score."""
+    """Return a round's loss and score: a private run has neither, a regression no score."""
     return [f"{key} {record[key]:.3f}" for key in ("loss", "score") if record[key] is not None]
 
 
 class RunTable:
-    """A live table of the runs of a comparison: those that are done, the one under way, how many wait."""
+    """A live table of the runs of a comparison: those done, the current one, how many wait."""
 
     def __init__(self, labels: Sequence[str], console: Console):
         self.labels, self.console = list(labels), console
         self._rows: dict[str, list[str]] = {}
-        self._begun: dict[str, float] = {}
+        self._started: dict[str, float] = {}
         self._spent: dict[str, float] = {}
-        self._live = Live(console=console, transient=True, refresh_per_second=8, get_renderable=self._table)
+        self._live = Live(
+            console=console, transient=True, refresh_per_second=8, get_renderable=self._table
+        )
 
     def __enter__(self) -> RunTable:
         self._live.start()
@@ -83,19 +90,20 @@ class RunTable:
         self._live.stop()
 
     def callback(self, label: str) -> TableRow:
-        """Who tells of one run."""
+        """Return the callback that moves the row of a run."""
         return TableRow(self, label)
 
     def show(self, label: str, *cells: str) -> None:
-        """A run's cells: state, round, loss, score."""
-        self._begun.setdefault(label, time.monotonic())
+        """Show these cells of a run: state, round, loss, score."""
+        self._started.setdefault(label, time.monotonic())
         self._rows[label] = list(cells)
 
     def finish(self, label: str, result: Mapping[str, Any]) -> None:
-        """A run is done: its main metrics."""
+        """Show the main metrics of a run that is done."""
         tasks = [task for task in ("global", "personalised") if result.get(task)]
-        self._rows[label] = ["done", *(f"{task} {next(iter(result[task].values())):.4f}" for task in tasks)]
-        self._spent[label] = time.monotonic() - self._begun.get(label, time.monotonic())
+        metrics = [f"{task} {next(iter(result[task].values())):.4f}" for task in tasks]
+        self._rows[label] = ["done", *metrics]
+        self._spent[label] = time.monotonic() - self._started.get(label, time.monotonic())
 
     def _table(self) -> Table:
         table = Table("run", "state", "", "", "seconds", box=None, pad_edge=False)
@@ -104,9 +112,11 @@ class RunTable:
         for label in shown[-room:]:
             cells = [*self._rows[label], "", "", ""][:3]
             if label in self._spent:
-                table.add_row(label, f"[green]{cells[0]}[/green]", *cells[1:], f"{self._spent[label]:.0f}")
+                spent = f"{self._spent[label]:.0f}"
+                table.add_row(label, f"[green]{cells[0]}[/green]", *cells[1:], spent)
             else:
-                table.add_row(f"[bold]{label}[/bold]", *cells, f"{time.monotonic() - self._begun[label]:.0f}")
+                spent = f"{time.monotonic() - self._started[label]:.0f}"
+                table.add_row(f"[bold]{label}[/bold]", *cells, spent)
         waiting = len(self.labels) - len(shown)
         if waiting:
             table.add_row(f"[dim]{waiting} more to run[/dim]")
@@ -114,22 +124,22 @@ class RunTable:
 
 
 class TableRow(Callback):
-    """The callback that moves one run's row."""
+    """The callback that moves the row of a run."""
 
     def __init__(self, table: RunTable, label: str):
         self.table, self.label = table, label
 
     def on_start(self, done: int, rounds: int) -> None:
-        """It begins."""
+        """The run starts."""
         self.rounds = rounds
         self.table.show(self.label, f"round {done}/{rounds}")
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
-        """One more round."""
+        """A round is done."""
         self.table.show(self.label, f"round {state.done}/{self.rounds}", *numbers(record))
 
     def evaluating(self, done: int, clients: int) -> None:
-        """After the last round."""
+        """After the last round: clients are evaluated."""
         self.table.show(self.label, "evaluating", f"{done} of {clients} clients")
 
 

@@ -28,7 +28,7 @@ from fedhb.errors import InputError
 from fedhb.files import file_hash
 from fedhb.network import nets
 from fedhb.runs.records import MISSING, Key
-from fedhb.runs.settings import Settings
+from fedhb.runs.settings import Settings, flat_fields
 
 SOURCES = {"data": "dataset", "dataset": "data"}
 """Where examples come from, and which setting that takes the place of."""
@@ -36,8 +36,8 @@ SOURCES = {"data": "dataset", "dataset": "data"}
 OF_CELLS = ("seeds", "only")
 """What a cell may have besides settings of its runs."""
 
-LEFT_OUT = ("workers", "device", "checkpoint_every", "options", "data")
-"""Fields of Settings that no result depends on, or that `resolved` treats apart."""
+LEFT_OUT = ("workers", "device", "checkpoint_every", "data")
+"""Settings that no result depends on, or that `resolved` treats apart."""
 
 
 def settings_of(grid: Mapping[str, Any], key: Key) -> Settings:
@@ -75,9 +75,10 @@ def resolved(grid: Mapping[str, Any], key: Key) -> dict[str, Any]:
     A file of the user's is named, and its content given by its hash.
     """
     chosen = settings_of(grid, key)
-    if not chosen.data:
+    file = chosen.data.file
+    if not file:
         return flat(chosen)
-    return flat(chosen) | {"dataset": Path(chosen.data).name, "data": file_hash(chosen.data)}
+    return flat(chosen) | {"dataset": Path(file).name, "data": file_hash(file)}
 
 
 def flat(chosen: Settings) -> dict[str, Any]:
@@ -85,10 +86,8 @@ def flat(chosen: Settings) -> dict[str, Any]:
 
     Those of the algorithm and of the model are named TABLE.NAME.
     """
-    fields = [field.name for field in dataclasses.fields(chosen) if field.name not in LEFT_OUT]
-    settings = {name: getattr(chosen, name) for name in fields}
-    dataset = Path(chosen.data).stem if chosen.data else chosen.dataset
-    settings["model"] = chosen.model or nets.DEFAULT.get(dataset, "mlp")
+    settings = {name: v for name, v in chosen.flat().items() if name not in LEFT_OUT}
+    settings["model"] = chosen.model.name or nets.DEFAULT.get(chosen.title, "mlp")
     algorithm: Any = build(chosen.algorithm, chosen.options.get(chosen.algorithm, {}))
     for name, value in dataclasses.asdict(algorithm).items():
         settings[f"{chosen.algorithm}.{name}"] = value
@@ -110,11 +109,12 @@ def with_defaults(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str
 def default(name: str) -> Any:
     """Return the default of a setting, given its name in `flat`; MISSING where it has none."""
     table, dot, field = name.partition(".")
-    owner = ALGORITHMS.get(table) if dot else Settings
-    if owner is None:
+    if not dot:
+        return flat_fields()[name][1].default if name in flat_fields() else MISSING
+    if table not in ALGORITHMS:
         return MISSING
-    defaults = {f.name: f.default for f in dataclasses.fields(owner)}
-    return defaults.get(field or name, MISSING)
+    defaults = {f.name: f.default for f in dataclasses.fields(ALGORITHMS[table])}
+    return defaults.get(field, MISSING)
 
 
 def missing_data(settings: Iterable[Mapping[str, Any]], remedies: bool = True) -> dict[str, str]:

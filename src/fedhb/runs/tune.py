@@ -119,7 +119,7 @@ def run(grid: Mapping[str, Any], key: Key, folder: Path, tell: Tell) -> dict[str
         settings,
         folder,
         resume=True,
-        dataset=dataset_of(settings.dataset, settings.data),
+        dataset=dataset_of(settings.data.dataset, settings.data.file),
         progress=False,
         callbacks=[TellRounds(tell, 0.9)],
     )
@@ -217,7 +217,7 @@ def differences(chosen: Mapping[str, Any]) -> list[str]:
     """Return the settings in a chosen.toml that are not the defaults of the code."""
     texts = []
     for method, table in chosen.items():
-        training = vars(Settings.resolve(None, {"algorithm": method}))
+        training = Settings.resolve(None, {"algorithm": method}).flat()
         for part, present in (("training", training), ("settings", vars(build(method)))):
             for name, value in table[part].items():
                 if present.get(name) != value:

@@ -132,12 +132,12 @@ class Space:
 
     def default(self, method: str) -> Choice:
         """Return what a method begins with: `start` of the space, else the present default."""
-        settings = Settings.resolve(None, {"algorithm": method})
+        settings = Settings.resolve(None, {"algorithm": method}).flat()
         fields = vars(build(method))
         tables = self.content.get("start", {})
         start = {**tables.get("shared", {}), **tables.get(method, {})}
         present = {
-            name: getattr(settings, name) if name in TRAINING else fields.get(name)
+            name: settings[name] if name in TRAINING else fields.get(name)
             for name in self.choices(method)
         }
         return {name: start.get(name, value) for name, value in present.items()}
