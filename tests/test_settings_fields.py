@@ -18,8 +18,9 @@ def no_training_of_their_own(monkeypatch):
 
 def test_values_may_come_as_text():
     settings = Settings.resolve(None, {"rounds": "12", "lr": "1e-3", "dataset": "mnist"})
-    assert (settings.rounds, settings.lr, settings.dataset) == (12, 1e-3, "mnist")
-    assert Settings.resolve(None, {"rounds": 12.0}).rounds == 12
+    training = settings.training
+    assert (training.rounds, training.lr, settings.data.dataset) == (12, 1e-3, "mnist")
+    assert Settings.resolve(None, {"rounds": 12.0}).training.rounds == 12
 
 
 @pytest.mark.parametrize(

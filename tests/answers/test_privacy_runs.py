@@ -40,7 +40,7 @@ def test_noise_and_cohorts_have_more_secrets_than_a_generator_for_simulations(
         "rounds": 2,
         "fraction": 0.5,
         "progress": False,
-        "dp_noise": 1.0,
+        "privacy": fedhb.Privacy(noise=1.0),
         "evaluate_on": None,
         "workers": 1,
     }
@@ -83,7 +83,7 @@ def test_cohorts_are_drawn_without_replacement_each_as_likely_as_any_other():
 
 def test_running_statistics_are_not_noised_but_refused():
     """A variance may come out negative, and the network then predicts NaN."""
-    options = {"rounds": 1, "progress": False, "dp_noise": 1.0, "evaluate_on": None}
+    options = {"rounds": 1, "progress": False, "privacy": fedhb.Privacy(noise=1.0), "evaluate_on": None}
     for batch_norm in ("running", "batch"):
         context = (
             pytest.raises(InputError, match=r"dp_noise.*statistics")
@@ -98,7 +98,7 @@ def test_running_statistics_are_not_noised_but_refused():
 def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_path):
     who, options = (
         builders.clients(),
-        {"rounds": 4, "fraction": 0.5, "progress": False, "checkpoint_every": 1, "dp_noise": 1.0},
+        {"rounds": 4, "fraction": 0.5, "progress": False, "checkpoint_every": 1, "privacy": fedhb.Privacy(noise=1.0)},
     )
     run = fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "a", **options)
     spent = run.result["privacy"]
@@ -145,7 +145,7 @@ def test_a_run_without_its_key_is_not_gone_on_with(tmp_path):
     """
     who, options = (
         builders.clients(),
-        {"fraction": 0.5, "progress": False, "dp_noise": 1.0, "resume": True},
+        {"fraction": 0.5, "progress": False, "privacy": fedhb.Privacy(noise=1.0), "resume": True},
     )
     key = tmp_path / "a" / "noise.key"
     fedhb.fit(
@@ -183,7 +183,7 @@ def test_a_key_that_could_not_be_written_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
-    options = {"rounds": 1, "fraction": 0.5, "progress": False, "dp_noise": 1.0}
+    options = {"rounds": 1, "fraction": 0.5, "progress": False, "privacy": fedhb.Privacy(noise=1.0)}
     with pytest.raises(OSError, match="No space"):
         fedhb.fit(
             builders.mlp(torch.float32),

@@ -79,7 +79,7 @@ def test_where_results_go(trained, run, tmp_path, arguments, says):
 def trained(tmp_path_factory):
     """A run to read."""
     out = tmp_path_factory.mktemp("trained") / "x"
-    train(Settings(num_clients=10, rounds=1, algorithm="fedavg"), out, progress=False)
+    train(Settings.of(num_clients=10, rounds=1, algorithm="fedavg"), out, progress=False)
     return out
 
 

@@ -58,7 +58,7 @@ def test_no_test_image_is_trained_on_under_another_corruption():
 
 
 def test_a_class_may_be_left_out_of_groups():
-    chosen = Settings(num_clients=12, holdout_clients=10, shards_per_client=4, unseen="2")
+    chosen = Settings.of(num_clients=12, holdout_clients=10, shards_per_client=4, unseen="2")
     clients, novel = make_clients(chosen, grouped())
     for part in (clients, novel):
         held = part.train.y[part.train.rows]

@@ -84,11 +84,11 @@ def test_the_clients_are_where_the_network_is():
         problem=SimpleNamespace(network=SimpleNamespace(device=torch.device("meta")))
     )
     clients, novel = cells.clients_of(
-        run, Settings(dataset="digits", num_clients=5, holdout_clients=2)
+        run, Settings.of(dataset="digits", num_clients=5, holdout_clients=2)
     )
     assert (len(clients), len(novel)) == (3, 2)
     assert all(share.x.is_meta for share in (clients.train, clients.test, novel.train, novel.test))
-    assert cells.clients_of(run, Settings(dataset="digits", num_clients=5))[1] is None
+    assert cells.clients_of(run, Settings.of(dataset="digits", num_clients=5))[1] is None
 
 
 @pytest.mark.parametrize(("name", "grid", "parts"), [
@@ -186,7 +186,7 @@ def test_global_prediction_without_what_clients_remember(tmp_path):
 
 def test_gates_by_hand():
     """Two prototypes far apart: the oracle takes the one that fits, equal shares take their mean."""
-    chosen = Settings(
+    chosen = Settings.of(
         num_clients=6,
         shards_per_client=3,
         rounds=2,

@@ -22,7 +22,7 @@ from fedhb.network import nets
 from fedhb.runs.from_settings import train
 from fedhb.runs.settings import Settings
 
-FEW = Settings(
+FEW = Settings.of(
     dataset="digits",
     num_clients=50,
     holdout_clients=10,

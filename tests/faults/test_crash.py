@@ -252,7 +252,7 @@ def test_damaged_files(tmp_path, monkeypatch, private):
     evaluated: dict[str, Any] = {"evaluate_on": "test"}
     if private:
         pytest.importorskip("dp_accounting")
-        evaluated |= {"dp_noise": 1.0}
+        evaluated |= {"privacy": fedhb.Privacy(noise=1.0)}
         for folder in (
             stopped,
             evaluating,

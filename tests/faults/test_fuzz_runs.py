@@ -46,10 +46,10 @@ def bounded(monkeypatch) -> Iterator[None]:
 def stored(tmp_path_factory) -> dict[str, bytes]:
     """A run of a network by name, so that `load` makes it again by itself."""
     out = tmp_path_factory.mktemp("stored") / "run"
-    rebuild = {"name": "mlp", "num_outputs": 3, "options": {"hidden": 5}}
+    again = {"name": "mlp", "num_outputs": 3, "options": {"hidden": 5}}
     with torch.random.fork_rng(devices=[]):
         model = fedhb.nets.build("mlp", (4,), 3, hidden=5)
-    fit(out, model=model, rebuild=rebuild, rounds=2)
+    fit(out, model=model, again=again, rounds=2)
     return {
         p.relative_to(out).as_posix(): p.read_bytes()
         for p in sorted(out.rglob("*"))

@@ -42,7 +42,7 @@ def train(message, context):
     reply = real(message, context)
     if "late" in kinds:
         time.sleep(float(context.node_config["late"]))
-    found = {key: array.numpy().copy() for key, array in reply.content["found"].items()}
+    found = {key: array.numpy().copy() for key, array in reply.content["answer"].items()}
     for kind in kinds:
         if kind == "nan":
             found["m"][0, 5] = np.nan
@@ -52,5 +52,5 @@ def train(message, context):
             found["m"] = found["m"][:, :-1]
         elif kind == "norm":
             found["m"] *= 1e5
-    reply.content["found"] = ArrayRecord({key: Array(value) for key, value in found.items()})
+    reply.content["answer"] = ArrayRecord({key: Array(value) for key, value in found.items()})
     return reply

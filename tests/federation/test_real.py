@@ -214,11 +214,11 @@ def test_faults_cost_their_own_answers_and_nothing_else(federation, tmp_path):
 def simulate(chosen: Settings, cohorts):
     """The simulator's state after these rounds."""
     from fedhb.flower.census import Census, Facts
-    from fedhb.flower.federated_task import Task
+    from fedhb.flower.federated_task import FederatedTask
     from fedhb.flower.node import Node
 
     clients, _ = make_clients(chosen)
-    task = Task.of(
+    task = FederatedTask.of(
         chosen,
         Census.of([Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))]),
     )

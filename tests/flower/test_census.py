@@ -13,7 +13,7 @@ from loopback import Loopback, config, own_files, small
 
 from fedhb.errors import InputError
 from fedhb.flower.census import Census, Facts, Moments
-from fedhb.flower.federated_task import Task
+from fedhb.flower.federated_task import FederatedTask
 from fedhb.flower.node import load as load_node
 from fedhb.flower.server_app import serve
 from fedhb.likelihood import CALM, GaussianRegression
@@ -41,7 +41,7 @@ def test_a_federation_with_one_scale_for_all_targets_is_resumed_with_it(tmp_path
     facts = Facts.of(load_node(small("niw"), {"partition-id": 0, "data": str(tmp_path / "0.npz")}))
     old = replace(Census.of([facts]), targets=(2.0, 5.0))
     assert Census.read(old.to_json()).to_json() == old.to_json()
-    likelihood = Task.of(small("niw"), Census.read(old.to_json())).problem.likelihood
+    likelihood = FederatedTask.of(small("niw"), Census.read(old.to_json())).problem.likelihood
     assert likelihood == GaussianRegression(3, centre=2.0, scale=5.0, **CALM)
 
 

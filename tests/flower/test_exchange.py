@@ -35,7 +35,7 @@ def test_an_answer_that_comes_twice_counts_once(tmp_path):
 
 def test_an_answer_under_another_name_is_refused(tmp_path):
     def fault(client, message, reply):
-        if client == 3 and reply.has_content() and "found" in reply.content:
+        if client == 3 and reply.has_content() and "answer" in reply.content:
             reply.content["about"]["client"] = 0
         return [reply]
 
@@ -103,7 +103,7 @@ def test_an_answer_without_records_is_refused(tmp_path):
         found = pull(numbers)
         for reply in found:
             if reply.metadata.src_node_id == FIRST + 2 and reply.metadata.message_type == "train":
-                reply.__dict__["_content"] = reply.content["found"]
+                reply.__dict__["_content"] = reply.content["answer"]
         return found
 
     grid.pull_messages = pulled

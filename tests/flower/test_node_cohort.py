@@ -31,9 +31,9 @@ def spoiled(change):
             and message.content["order"]["round"] == 1
             and reply.has_content()
         ):
-            found = {key: array.numpy().copy() for key, array in reply.content["found"].items()}
+            found = {key: array.numpy().copy() for key, array in reply.content["answer"].items()}
             change(found)
-            reply.content["found"] = ArrayRecord(
+            reply.content["answer"] = ArrayRecord(
                 {key: Array(value) for key, value in found.items()}
             )
         return [reply]

@@ -147,9 +147,9 @@ def test_nodes_with_another_network_are_refused(tmp_path, monkeypatch):
 
     grid, chosen = federation(small("fedbabu", rounds=1, fraction=1.0), tmp_path / "out", retries=0)
     monkeypatch.setattr(
-        client_app.Task,
-        "network_digest",
-        lambda self, real=client_app.Task.network_digest: real(self) + str(id(self)),
+        client_app.FederatedTask,
+        "shared_hash",
+        lambda self, real=client_app.FederatedTask.shared_hash: real(self) + str(id(self)),
     )
     with pytest.raises(DivergedError):
         serve(grid, chosen)

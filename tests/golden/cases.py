@@ -157,7 +157,7 @@ def private(algorithm: Any, folder: Path) -> Numbers:
     """A private run with a known key."""
     (folder / "run").mkdir()
     (folder / "run" / "noise.key").write_bytes(bytes(range(32)))
-    return numbers(fit(algorithm, out=folder / "run", dp_noise=0.5, dp_clip=0.5))
+    return numbers(fit(algorithm, out=folder / "run", privacy=fedhb.Privacy(noise=0.5, clip=0.5)))
 
 
 def held_out(algorithm: Any) -> Numbers:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,11 +17,17 @@ from builders import CLASSES, FEATURES, clients, mlp
 import fedhb
 from fedhb.clients.clients import Clients
 from fedhb.files import sealed
+from fedhb.runs.simulation import Model
+
+module = importlib.import_module("fedhb.runs.fit")
 
 X = np.random.default_rng(7).normal(size=(9, FEATURES))
 
 
-def fit(model: Any = None, who: Any = None, algorithm: Any = None, **options: Any) -> Any:
+def fit(
+    model: Any = None, who: Any = None, algorithm: Any = None, again: Any = None, **options: Any
+) -> Any:
+    """A short run; `again` says how its network is made again, as for one of fedhb's own."""
     chosen: dict[str, Any] = {
         "rounds": 3,
         "fraction": 0.5,
@@ -27,7 +36,8 @@ def fit(model: Any = None, who: Any = None, algorithm: Any = None, **options: An
         "progress": False,
     } | options
     model = mlp(torch.float32) if model is None else model
-    return fedhb.fit(model, clients() if who is None else who, algorithm, **chosen)
+    with mock.patch.object(module, "Model", partial(Model, again=again)):
+        return fedhb.fit(model, clients() if who is None else who, algorithm, **chosen)
 
 
 def rewritten(folder: Path, change: Any) -> None:

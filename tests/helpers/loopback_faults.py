@@ -21,13 +21,13 @@ def without(settings, positions):
     """The server's state after one round of the simulator with these clients alone."""
     clients, _ = make_clients(settings)
     from fedhb.flower.census import Census, Facts
-    from fedhb.flower.federated_task import Task
+    from fedhb.flower.federated_task import FederatedTask
     from fedhb.flower.node import Node
 
     census = Census.of(
         [Facts.of(Node(clients.select([k]), True, False)) for k in range(len(clients))]
     )
-    task = Task.of(settings, census)
+    task = FederatedTask.of(settings, census)
     rng, algorithm = Randomness(settings.seed, 1), build(settings.algorithm)
     server = algorithm.start(task.problem, Randomness(settings.seed))
     lr = settings.lr  # the step schedule of a single round

@@ -60,7 +60,8 @@ def test_a_folder_says_how_inputs_are_varied(tmp_path):
         with pytest.raises(InputError, match=r"problem\.json.*'augment'"):
             fedhb.load(tmp_path / "run", model=model)
     rewritten(tmp_path / "run", lambda record: record.pop("augment"))
-    assert fedhb.load(tmp_path / "run", model=model).augment is None
+    with pytest.raises(InputError, match=r"problem\.json.*'augment'"):
+        fedhb.load(tmp_path / "run", model=model)
     rewritten(
         tmp_path / "run", lambda record: record.update(augment="crop-flip", input_shape=[64])
     )  # no images

@@ -16,17 +16,11 @@ import fedhb
 import finished
 
 
-def test_the_settings_know_the_splits():
-    from fedhb.runs import settings as given
-
-    assert given.SPLITS == partition.SPLITS
-
-
 def test_clients_of_a_grouped_data_set_come_from_its_groups():
     from fedhb.runs.from_settings import make_clients
     from fedhb.runs.settings import Settings
 
-    chosen = Settings(
+    chosen = Settings.of(
         num_clients=12, holdout_clients=10, shards_per_client=5, max_examples=7, validation=0.2
     )
     clients, novel = make_clients(chosen, grouped())
@@ -35,7 +29,7 @@ def test_clients_of_a_grouped_data_set_come_from_its_groups():
         assert (who.train.sizes + who.validation.sizes == 7).all()
     for wrong, message in ({"partition": "iid"}, "iid"), ({"server_share": 0.1}, "server_share"):
         with pytest.raises(InputError, match=message):
-            make_clients(Settings(**wrong), grouped())
+            make_clients(Settings.of(**wrong), grouped())
 
 
 @pytest.fixture(scope="module")

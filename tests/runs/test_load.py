@@ -113,7 +113,7 @@ def test_a_run_is_loaded_in_another_process(tmp_path):
     built_in = fedhb.nets.mlp((FEATURES,), CLASSES, hidden=7)
     spec = {"name": "mlp", "num_outputs": CLASSES, "options": {"hidden": 7}}
     runs = [
-        fit(built_in, None, fedhb.Mixture(), out=tmp_path / "built-in", rebuild=spec),
+        fit(built_in, None, fedhb.Mixture(), out=tmp_path / "built-in", again=spec),
         fit(scope["Mine"](), None, fedhb.NIW(begin="last"), out=tmp_path / "own"),
     ]
     x, y = arrays()[2]
@@ -252,7 +252,7 @@ def test_a_subclass_without_a_name_of_its_own_is_not_taken_for_the_built_in(tmp_
 
     run = fit(None, None, Tempered(), out=tmp_path / "run")
     with pytest.raises(
-        InputError, match=r"Tempered.*load\(path, algorithm"
+        InputError, match=r"your own.*load\(path, algorithm"
     ):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32))
     again = fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Tempered())

@@ -91,14 +91,16 @@ def test_an_algorithms_own_training_comes_before_the_defaults_and_after_what_is_
     own_training, tmp_path
 ):
     settings = Settings.resolve(None, {"algorithm": "fedbabu"})
-    assert (settings.lr, settings.personal_epochs, settings.momentum) == (0.02, 2, 0.9)
-    assert (
-        Settings.resolve(None, {"algorithm": "fedbabu", "lr": 0.1}).lr == 0.1
-    )  # given, though it is the default
+    training = settings.training
+    assert (training.lr, settings.personalisation.epochs, training.momentum) == (0.02, 2, 0.9)
+    # given, though it is the default
+    assert Settings.resolve(None, {"algorithm": "fedbabu", "lr": 0.1}).training.lr == 0.1
     path = write(tmp_path, "algorithm = 'fedbabu'\nlr = 0.3\n")
-    assert (Settings.resolve(path, {}).lr, Settings.resolve(path, {}).personal_epochs) == (0.3, 2)
-    assert Settings.resolve({"algorithm": "fedbabu", "fedbabu": {"weighted": True}}, {}).lr == 0.02
-    assert Settings.resolve(None, {"algorithm": "fedavg"}).lr == 0.1
+    settings = Settings.resolve(path, {})
+    assert (settings.training.lr, settings.personalisation.epochs) == (0.3, 2)
+    content = {"algorithm": "fedbabu", "fedbabu": {"weighted": True}}
+    assert Settings.resolve(content, {}).training.lr == 0.02
+    assert Settings.resolve(None, {"algorithm": "fedavg"}).training.lr == 0.1
     assert module.training_values(build("fedbabu"), {"lr": None, "momentum": 0.5}) == {
         "lr": 0.02, "momentum": 0.5, "personal_lr": 1e-3, "personal_epochs": 2,
     }  # fmt: skip
@@ -107,7 +109,7 @@ def test_an_algorithms_own_training_comes_before_the_defaults_and_after_what_is_
 def test_resolved_settings_do_not_change_with_the_algorithms_own(own_training, tmp_path):
     settings = Settings.resolve(None, {"algorithm": "fedbabu"})
     ALGORITHMS["fedbabu"].training["lr"] = 0.7
-    assert read_back(settings, tmp_path) == settings and settings.lr == 0.02
+    assert read_back(settings, tmp_path) == settings and settings.training.lr == 0.02
 
 
 def test_training_has_known_names_only(monkeypatch):
@@ -120,7 +122,7 @@ def test_help_does_not_wait_for_torch():
     import subprocess
     import sys
 
-    code = "import fedhb.cli, sys; sys.exit('torch' in sys.modules)"
+    code = "import fedhb.cli.main, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -128,6 +130,6 @@ def test_an_algorithms_own_training_values_are_not_inherited(monkeypatch):
     from fedhb.algorithms import FedAvg
 
     monkeypatch.setattr(FedAvg, "training", {"lr": 0.07})
-    assert Settings.resolve(None, {"algorithm": "fedavg"}).lr == 0.07
-    assert Settings.resolve(None, {"algorithm": "fedpa"}).lr != 0.07
-    assert Settings.resolve(None, {"algorithm": "fedavg", "lr": 0.2}).lr == 0.2
+    assert Settings.resolve(None, {"algorithm": "fedavg"}).training.lr == 0.07
+    assert Settings.resolve(None, {"algorithm": "fedpa"}).training.lr != 0.07
+    assert Settings.resolve(None, {"algorithm": "fedavg", "lr": 0.2}).training.lr == 0.2

@@ -265,7 +265,7 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(Share, "examples", watched)
     assert run(path)[0] == clean
     with pytest.raises(AssertionError, match="a test example was read"):
-        from_settings.train(from_settings.Settings(num_clients=6, rounds=1), None, progress=False)
+        from_settings.train(from_settings.Settings.of(num_clients=6, rounds=1), None, progress=False)
 
 
 def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
