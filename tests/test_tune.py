@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from fedhb.algorithms import ALGORITHMS, FedBABU
-from fedhb.cli import main
+from fedhb.cli import main, tune_command
 from fedhb.clients.clients import Share
 from fedhb.errors import InputError
 from fedhb.files import of_file
+from fedhb.runs import run_grid, tune
 from fedhb.runs.settings import TRAINING, read_toml
-from fedhb_paper import cells, tune
 
 ROOT = Path(__file__).parent.parent
 SPACE = """
@@ -127,7 +127,7 @@ def test_trial_0_is_what_the_space_begins_with(tmp_path, monkeypatch):
     monkeypatch.setattr("fedhb.algorithms.NIW.training", {"lr": 0.3, "personal_epochs": 9})
     after = tune.Space.read(path)
     assert after.trials("niw")[0]["lr"] == 0.07
-    assert after.experiment.settings["variants"]["niw 0"]["lr"] == 0.07
+    assert after.grid["variants"]["niw 0"]["lr"] == 0.07
 
 
 def test_a_space_that_is_too_small_is_refused(tmp_path):
@@ -238,7 +238,7 @@ def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatc
             )
             return {task: {"accuracy": accuracy, "nll": 1.0} for task in ("global", "personalised")}
 
-        monkeypatch.setattr("fedhb_paper.table.run", run_one)
+        monkeypatch.setattr("fedhb.runs.tune.run", run_one)
         path = write(tmp_path / str(best))
         found, made = run(path, ["fedavg"])
         space = tune.Space.read(path)
@@ -266,7 +266,7 @@ def test_scores_that_agree_to_a_tenth_of_a_percent_are_ordered_by_nll(
         )
         return {task: {"accuracy": accuracy, "nll": nll} for task in ("global", "personalised")}
 
-    monkeypatch.setattr("fedhb_paper.table.run", run_one)
+    monkeypatch.setattr("fedhb.runs.tune.run", run_one)
     path = write(tmp_path)
     found, _ = run(path, ["fedavg"])
     assert found[0].choice == tune.Space.read(path).trials("fedavg")[best]
@@ -321,7 +321,6 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
         return gather(self, k, most)
 
     monkeypatch.setattr(from_settings, "make_clients", poisoned)
-    monkeypatch.setattr("fedhb_paper.cells.make_clients", poisoned)
     monkeypatch.setattr(Share, "examples", watched)
     assert run(path)[0] == clean
     with pytest.raises(AssertionError, match="a test example was read"):
@@ -498,7 +497,7 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
         "common": {"data": "mine.npz"},
     }
     found = {
-        cell: cells.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0})
+        cell: run_grid.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0})
         for cell in settings["cells"]
     }
     assert [one["dataset"] for one in found.values()] == [
@@ -507,16 +506,16 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
     ] and "data" not in found["digits"]
     settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
     with pytest.raises(InputError, match=r"both data=.mine\.npz. and dataset=.digits.: give one"):
-        cells.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
+        run_grid.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
 
 
 def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_data()
-    before = cells.dataset_of("digits", "mine.npz")
-    assert cells.dataset_of("digits", "mine.npz") is before
+    before = run_grid.dataset_of("digits", "mine.npz")
+    assert run_grid.dataset_of("digits", "mine.npz") is before
     write_data(seed=1)
-    assert cells.dataset_of("digits", "mine.npz") is not before
+    assert run_grid.dataset_of("digits", "mine.npz") is not before
 
 
 def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypatch):
@@ -562,7 +561,7 @@ def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
     assert tune.score({"diverged": "x"}) > max(tune.score(r["result"]) for r in made)
     tune.write_chosen(path.parent / "chosen.toml", found)
     assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")["niw"].keys()
-    assert tune.table(found).title == "validation NLL"
+    assert tune_command.table(found).title == "validation NLL"
 
 
 # ---- what is chosen
@@ -607,4 +606,4 @@ def test_the_defaults_of_the_code_are_those_that_were_chosen():
 def test_our_space_is_sound():
     space = tune.Space.read(ROOT / "experiments/tuning/space.toml")
     assert set(space.methods) == set(ALGORITHMS)
-    assert len(space.experiment.settings["variants"]) == len(ALGORITHMS) * space.content["trials"]
+    assert len(space.grid["variants"]) == len(ALGORITHMS) * space.content["trials"]

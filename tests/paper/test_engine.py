@@ -19,9 +19,10 @@ from small import COMMON, SETTINGS, write
 
 from fedhb.cli import main
 from fedhb.errors import DivergedError, InputError
-from fedhb_paper import cells, experiments, jobs, records, table, workbench
-from fedhb_paper.commands import as_markdown
-from fedhb_paper.job_progress import Shown
+from fedhb.runs import jobs, records
+from fedhb.runs.progress import JobProgress
+from fedhb_paper import cells, experiments, table, workbench
+from fedhb_paper.markdown import as_markdown
 
 
 class Silent:
@@ -482,7 +483,7 @@ def test_printed_numbers_are_read(tmp_path):
 )
 def test_a_record_says_what_it_found_also_of_real_targets(result, says):
     console = Console(file=io.StringIO(), width=200)
-    shown = Shown("small", console)
+    shown = JobProgress("small", console)
     shown.begin(1)
     shown.recorded({"key": {"cell": "one", "seed": 0}, "seconds": 1.0, "result": result})
     assert f"1/1 one, seed 0: 1.0 s, {says}; 0 s left" in console.file.getvalue()
@@ -491,8 +492,8 @@ def test_a_record_says_what_it_found_also_of_real_targets(result, says):
 def test_progress_of_several_stages_on_a_terminal():
     """Rich allows one display at a time; tuning begins one for every stage."""
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    shown = Shown("small", console)
-    job = jobs.Job("", {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
+    shown = JobProgress("small", console)
+    job = jobs.Job(table.run, {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
     for _ in range(2):
         shown.begin(1)
         shown.tell(job, 0.5, "round 1/2")
@@ -503,11 +504,11 @@ def test_progress_of_several_stages_on_a_terminal():
 
 
 def test_long_work_says_how_it_goes_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr("fedhb_paper.job_progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("fedhb.runs.progress.time.monotonic", lambda: next(clock))
     clock = iter([0.0, 1.0, 1.0, 200.0, 200.0, 302.0, 302.0, 302.0, 400.0, 400.0])
     console = Console(file=io.StringIO(), width=200)
-    shown = Shown("small", console)
-    job = jobs.Job("", {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
+    shown = JobProgress("small", console)
+    job = jobs.Job(table.run, {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
     shown.begin(1)
     for done in (1, 2, 3, 4):
         shown.tell(job, 0.5, f"round {done}/4")
@@ -531,7 +532,7 @@ def test_processes_change_nothing(tmp_path):
 
 def test_errors_come_back_from_processes(tmp_path):
     job = jobs.Job(
-        "fedhb_paper.table",
+        table.run,
         {"cells": {"c": {"dataset": "nosuch"}}, "variants": {"niw": {}}},
         {},
         tmp_path,
