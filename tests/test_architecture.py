@@ -16,7 +16,7 @@ ROOT = Path(fedhb.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 
 ROOMS = (
-    ("errors", "seeding", "files", "settings_fields", "user_code"),
+    ("errors", "seeding", "files", "settings_fields", "user_code", "processes", "progress_bars"),
     ("data",),
     ("clients",),
     ("likelihood", "distributions"),

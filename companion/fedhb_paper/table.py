@@ -120,8 +120,8 @@ def tables(
 ) -> list[Table]:
     """Return a table for each task and metric, with a column for each cell.
 
-    Printed numbers stand beside ours. A single cell has one table for each task, with the metrics as columns. Tables of ranks, gates
-    and trained images follow where they apply.
+    Printed numbers stand beside ours. A single cell has one table for each task, with the metrics
+    as columns. Tables of ranks, gates and trained images follow where they apply.
     """
     cells = _in_order(
         settings["cells"], [r["key"]["cell"] for r in records], [row["cell"] for row in printed]

@@ -12,11 +12,11 @@ import pytest
 from tuning import OWN, run, write, write_data
 
 from fedhb.algorithms import FedBABU
-from fedhb.cli import main
+from fedhb.cli import main, tune_command
 from fedhb.errors import InputError
 from fedhb.files import of_file
 from fedhb.runs.settings import read_toml
-from fedhb_paper import cells, tune
+from fedhb.runs import run_grid, tune
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
         "common": {"data": "mine.npz"},
     }
     found = {
-        cell: cells.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0})
+        cell: run_grid.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0})
         for cell in settings["cells"]
     }
     assert [one["dataset"] for one in found.values()] == [
@@ -167,16 +167,16 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
     ] and "data" not in found["digits"]
     settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
     with pytest.raises(InputError, match=r"data=.mine\.npz.*dataset=.digits"):
-        cells.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
+        run_grid.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
 
 
 def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_data()
-    before = cells.dataset_of("digits", "mine.npz")
-    assert cells.dataset_of("digits", "mine.npz") is before
+    before = run_grid.dataset_of("digits", "mine.npz")
+    assert run_grid.dataset_of("digits", "mine.npz") is before
     write_data(seed=1)
-    assert cells.dataset_of("digits", "mine.npz") is not before
+    assert run_grid.dataset_of("digits", "mine.npz") is not before
 
 
 def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypatch):

@@ -23,16 +23,10 @@ from fedhb.cli import main
 from fedhb.network.nets.mobilenet import Same
 from fedhb_paper.bench import flower_peer, machine, measure, side_by_side, w1, w2, w3, w4
 from fedhb_paper.bench.bench_task import Task
+from fedhb_paper.bench.memory_use import PeakMemory, own_processes, resident_bytes
 from fedhb_paper.bench.ours import Ours
 from fedhb_paper.bench.peers import Handwritten, PlainProcesses, PlainTorch, agreement
-from fedhb_paper.bench.processes import (
-    PeakMemory,
-    Team,
-    apart,
-    own_processes,
-    resident_bytes,
-    shared_floats,
-)
+from fedhb_paper.bench.processes import Team, apart, shared_floats
 
 MLP = Task(
     "mlp", (12,), num_clients=6, examples=20, per_round=3, batch_size=8, options={"hidden": 5}

@@ -10,8 +10,8 @@ import pytest
 from small_experiment import lines, write
 
 from fedhb.data.corruptions import CORRUPTIONS
+from fedhb.runs.run_grid import _dataset_of
 from fedhb_paper import experiments, table
-from fedhb_paper.cells import _dataset_of
 from fedhb_paper.scale import Scale
 
 IMAGES, CLASSES = 100, 5

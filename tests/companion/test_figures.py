@@ -15,8 +15,8 @@ from small_experiment import COMMON, write
 from fedhb.cli import main
 from fedhb.report.figures import Figure, Series
 from fedhb.runs.from_settings import train
+from fedhb.runs.run_grid import settings_of
 from fedhb_paper import experiments, pictures, workbench
-from fedhb_paper.cells import settings_of
 from fedhb_paper.drawing import draw
 
 ROOT = Path(__file__).parents[2]

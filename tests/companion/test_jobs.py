@@ -16,15 +16,16 @@ from rich.console import Console
 from small_experiment import COMMON, Silent, complete, lines, plain, write
 
 from fedhb.errors import InputError
-from fedhb_paper import experiments, jobs, records, workbench
-from fedhb_paper.job_progress import Shown
+from fedhb.runs import jobs, records
+from fedhb_paper import experiments, workbench
+from fedhb.runs.progress import JobProgress
 
 
 def test_progress_of_several_stages_on_a_terminal():
     """Rich allows one display at a time; tuning begins one for every stage."""
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    shown = Shown("small", console)
-    job = jobs.Job("", {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
+    shown = JobProgress("small", console)
+    job = jobs.Job(table.run, {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
     for _ in range(2):
         shown.begin(1)
         shown.tell(job, 0.5, "round 1/2")
@@ -35,11 +36,11 @@ def test_progress_of_several_stages_on_a_terminal():
 
 
 def test_long_work_says_how_it_goes_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr("fedhb_paper.job_progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("fedhb.runs.progress.time.monotonic", lambda: next(clock))
     clock = iter([0.0, 1.0, 1.0, 200.0, 200.0, 302.0, 302.0, 302.0, 400.0, 400.0])
     console = Console(file=io.StringIO(), width=200)
-    shown = Shown("small", console)
-    job = jobs.Job("", {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
+    shown = JobProgress("small", console)
+    job = jobs.Job(table.run, {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
     shown.begin(1)
     for done in (1, 2, 3, 4):
         shown.tell(job, 0.5, f"round {done}/4")
@@ -60,7 +61,7 @@ def test_processes_change_nothing(tmp_path):
 
 def test_errors_come_back_from_processes(tmp_path):
     job = jobs.Job(
-        "fedhb_paper.table",
+        table.run,
         {"cells": {"c": {"dataset": "nosuch"}}, "variants": {"niw": {}}},
         {},
         tmp_path,

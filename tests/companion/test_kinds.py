@@ -14,6 +14,7 @@ from small_experiment import COMMON, write
 
 from fedhb.algorithms import build
 from fedhb.errors import InputError
+from fedhb.runs import run_grid
 from fedhb.runs.from_settings import make_clients, train
 from fedhb.runs.settings import Settings
 from fedhb_paper import cells, convergence, costs, experiments, gates, novel_users, table, workbench
@@ -67,7 +68,8 @@ def test_a_variant_overrides_its_cell_and_a_cell_the_common_settings():
         },
     }
     first, other = (
-        cells.settings_of(content, {"cell": "c", "variant": v, "seed": 5}) for v in ("niw", "other")
+        run_grid.settings_of(content, {"cell": "c", "variant": v, "seed": 5})
+        for v in ("niw", "other")
     )
     assert (first.rounds, first.lr, first.seed, first.workers) == (4, 0.5, 5, 1)
     assert first.options == {"niw": {"kl_weight": 0.5, "p_do": 0.25}, "model": {"hidden": 8}}
@@ -158,7 +160,7 @@ def test_global_prediction_without_what_clients_remember(tmp_path):
     records = [r for r in records if r["key"]["seed"] == records[0]["key"]["seed"]]
     of = {r["key"]["variant"]: r for r in records}
     assert "population" not in of["niw"]["result"] and "population" not in of["pfedbayes"]["result"]
-    chosen = cells.settings_of(experiment.settings, of["fedpop"]["key"])
+    chosen = run_grid.settings_of(experiment.settings, of["fedpop"]["key"])
     run = train(chosen, None, progress=False)
     clients, _ = make_clients(chosen)
     found = []
@@ -246,7 +248,9 @@ def test_convergence_keeps_the_curve(tmp_path):
         r if r["key"]["cell"] == "all" else {**r, "result": {"diverged": "said"}} for r in records
     ]
     assert "f=0.5 2 diverged" in shown(convergence.tables(experiment.settings, [], lost))
-    chosen = cells.settings_of(experiment.settings, {"cell": "f=0.5", "variant": "niw", "seed": 0})
+    chosen = run_grid.settings_of(
+        experiment.settings, {"cell": "f=0.5", "variant": "niw", "seed": 0}
+    )
     run = train(chosen, None, progress=False)
     assert [r["negative_elbo"] for r in run.records] == records[0]["result"]["negative_elbo"]
 
@@ -266,7 +270,7 @@ def test_novel_clients_personalise_with_n_examples(tmp_path):
         assert (
             r["result"]["after"]["200"]["nll"] < r["result"]["before"]["nll"]
         )  # three classes of ten
-    chosen = cells.settings_of(experiment.settings, records[0]["key"])
+    chosen = run_grid.settings_of(experiment.settings, records[0]["key"])
     run = train(chosen, None, progress=False)
     _, unseen = make_clients(chosen)
     assert (

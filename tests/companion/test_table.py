@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Column, Table
 from small_experiment import complete, lines, write
 
-from fedhb_paper.commands import as_markdown
+from fedhb_paper.markdown import as_markdown
 
 
 def test_tables_as_markdown():

@@ -11,8 +11,9 @@ from rich.console import Console
 from small_experiment import SETTINGS, Silent, complete, lines, plain, write
 
 from fedhb.errors import DivergedError
-from fedhb_paper import cells, experiments, records, table, workbench
-from fedhb_paper.job_progress import Shown
+from fedhb.runs import records
+from fedhb_paper import cells, experiments, table, workbench
+from fedhb.runs.progress import JobProgress
 
 
 def test_a_record_says_how_it_came_about(tmp_path):
@@ -235,7 +236,7 @@ def test_the_newest_valid_record_counts():
 )
 def test_a_record_says_what_it_found_also_of_real_targets(result, says):
     console = Console(file=io.StringIO(), width=200)
-    shown = Shown("small", console)
+    shown = JobProgress("small", console)
     shown.begin(1)
     shown.recorded({"key": {"cell": "one", "seed": 0}, "seconds": 1.0, "result": result})
     assert f"1/1 one, seed 0: 1.0 s, {says}; 0 s left" in console.file.getvalue()

@@ -16,7 +16,7 @@ from fedhb.clients.clients import Share
 from fedhb.errors import InputError
 from fedhb.runs.settings import TRAINING
 from fedhb.runs.settings import read_toml
-from fedhb_paper import tune
+from fedhb.runs import tune
 from tuning import OWN
 from tuning import SPACE
 from tuning import run
@@ -66,7 +66,7 @@ def test_trial_0_is_what_the_space_begins_with(tmp_path, monkeypatch):
     monkeypatch.setattr("fedhb.algorithms.NIW.training", {"lr": 0.3, "personal_epochs": 9})
     after = tune.Space.read(path)
     assert after.trials("niw")[0]["lr"] == 0.07
-    assert after.experiment.settings["variants"]["niw 0"]["lr"] == 0.07
+    assert after.grid["variants"]["niw 0"]["lr"] == 0.07
 
 
 def test_a_space_that_is_too_small_is_refused(tmp_path):
@@ -176,7 +176,7 @@ def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatc
             )
             return {task: {"accuracy": accuracy, "nll": 1.0} for task in ("global", "personalised")}
 
-        monkeypatch.setattr("fedhb_paper.table.run", run_one)
+        monkeypatch.setattr("fedhb.runs.tune.run", run_one)
         path = write(tmp_path / str(best))
         found, made = run(path, ["fedavg"])
         space = tune.Space.read(path)
@@ -206,7 +206,7 @@ def test_scores_that_agree_to_a_tenth_of_a_percent_are_ordered_by_nll(
         )
         return {task: {"accuracy": accuracy, "nll": nll} for task in ("global", "personalised")}
 
-    monkeypatch.setattr("fedhb_paper.table.run", run_one)
+    monkeypatch.setattr("fedhb.runs.tune.run", run_one)
     path = write(tmp_path)
     found, _ = run(path, ["fedavg"])
     assert found[0].choice == tune.Space.read(path).trials("fedavg")[best]
@@ -261,7 +261,6 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
         return gather(self, k, most)
 
     monkeypatch.setattr(from_settings, "make_clients", poisoned)
-    monkeypatch.setattr("fedhb_paper.cells.make_clients", poisoned)
     monkeypatch.setattr(Share, "examples", watched)
     assert run(path)[0] == clean
     with pytest.raises(AssertionError, match="a test example was read"):
@@ -286,7 +285,7 @@ def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
     assert tune.score({"diverged": "x"}) > max(tune.score(r["result"]) for r in made)
     tune.write_chosen(path.parent / "chosen.toml", found)
     assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")["niw"].keys()
-    assert tune.table(found).title == "validation NLL"
+    assert tune_command.table(found).title == "validation NLL"
 
 
 def test_differences_from_the_code_are_seen(monkeypatch):
@@ -308,4 +307,4 @@ def test_the_defaults_of_the_code_are_those_that_were_chosen():
 def test_our_space_is_sound():
     space = tune.Space.read(ROOT / "experiments/tuning/space.toml")
     assert set(space.methods) == set(ALGORITHMS)
-    assert len(space.experiment.settings["variants"]) == len(ALGORITHMS) * space.content["trials"]
+    assert len(space.grid["variants"]) == len(ALGORITHMS) * space.content["trials"]
