@@ -7,7 +7,7 @@ A document names the command whose tables it shows, and has them between two com
     <!-- end -->
 
 Beside the command's own options, `--titles A,B` shows only tables whose titles begin so, and `--beside` those of the same rows as
-one. `python docs/tables.py` writes all anew; tests/paper/test_documents.py tells where a document and the records differ.
+one. `python docs/tables.py` writes all anew; tests/companion/test_documents.py tells where a document and the records differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from unittest import mock
 
 from fedhb.cli.main import app
-from fedhb_paper import commands
+from fedhb_paper import paper_command
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs/reproduction.md"]
@@ -51,7 +51,7 @@ def tables(words: list[str]) -> list[Shown]:
     with (
         contextlib.redirect_stdout(printed),
         quiet,
-        mock.patch.object(commands, "draw"),
+        mock.patch.object(paper_command, "draw"),
     ):  # no figures
         app(
             [*words, "--show", "--markdown", "--folder", str(ROOT / "experiments")],

@@ -1,14 +1,17 @@
 """Federations whose negative ELBO is convex and whose minimiser is known.
 
-    mu ~ N(0, diag(1 / root)),  theta_i | mu ~ N(mu, diag(1 / prior)),  y | a ~ N(theta_i . a, noise^2) or logistic in theta_i . a
+    mu ~ N(0, diag(1 / root)),  theta_i | mu ~ N(mu, diag(1 / prior)),
+    y | a ~ N(theta_i . a, noise^2), or logistic in theta_i . a
 
 With q(mu) and q_i narrow around x_0 and x_i the negative ELBO is, up to a constant,
 
-    f(x) = scale { sum_i sum_j loss(x_i . a_ij, y_ij) + 1/2 sum_i (x_i - x_0)' diag(prior) (x_i - x_0) + 1/2 x_0' diag(root) x_0 }
+    f(x) = scale { sum_i sum_j loss(x_i . a_ij, y_ij)
+                   + 1/2 sum_i (x_i - x_0)' diag(prior) (x_i - x_0) + 1/2 x_0' diag(root) x_0 }
 
-over x = [x_0, x_1, .., x_N]: row 0 of an array [N + 1, d] is the server's block, the others are the clients'. It is the objective
-of Mixture with one prototype (prior = 1 / sigma2, root = 1). A client's examples lie in equal batches, and f_t has one of them,
-times their number, for each client: its mean over batches is f. `scale` makes the gradient of every f_t 1-Lipschitz.
+over x = [x_0, x_1, .., x_N]: row 0 of an array [N + 1, d] is the server's block, the others are the
+clients'. It is the objective of Mixture with one prototype (prior = 1 / sigma2, root = 1). A
+client's examples lie in equal batches, and f_t has one of them, times their number, for each
+client: its mean over batches is f. `scale` makes the gradient of every f_t 1-Lipschitz.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class ConvexFederation:
 
     Attributes:
         inputs: [N, batches, B, d].
-        targets: [N, batches, B]; 0 or 1 for the logistic model. Gaussian inputs and targets are in units of the noise.
+        targets: [N, batches, B]; 0 or 1 for the logistic model. Gaussian inputs and targets are in
+            units of the noise.
         loss: "gaussian", 1/2 (z - y)^2, or "logistic", log(1 + e^z) - y z.
         prior: the precision of theta_i around mu [d].
         root: the precision of mu around 0 [d].
@@ -47,25 +51,25 @@ class ConvexFederation:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return len(self.inputs)
 
     @property
     def num_batches(self) -> int:
-        """Batches per client."""
+        """The number of batches of a client."""
         return self.inputs.shape[1]
 
     def start(self) -> Array:
-        """x^0 = 0, the mean of the prior [N + 1, d]."""
+        """Return x^0 = 0, the mean of the prior [N + 1, d]."""
         return np.zeros((self.num_clients + 1, self.inputs.shape[-1]))
 
     def _pooled(self) -> tuple[Array, Array]:
-        """Inputs [N, n, d] and targets [N, n]."""
+        """Return inputs [N, n, d] and targets [N, n]."""
         count, dim = self.num_clients, self.inputs.shape[-1]
         return self.inputs.reshape(count, -1, dim), self.targets.reshape(count, -1)
 
     def value(self, x: Array) -> float:
-        """f(x)."""
+        """Return f(x)."""
         a, y = self._pooled()
         z = np.einsum("ind,id->in", a, x[1:])
         loss = 0.5 * (z - y) ** 2 if self.loss == "gaussian" else np.logaddexp(0.0, z) - y * z
@@ -73,7 +77,7 @@ class ConvexFederation:
         return self.scale * float(loss.sum() + pull)
 
     def gradient(self, x: Array, batch: Array | None = None) -> Array:
-        """The gradient of f [N + 1, d], or of f_t with this batch of each client [N]."""
+        """Return the gradient of f [N + 1, d], or of f_t with this batch of each client [N]."""
         if batch is None:
             (a, y), times = self._pooled(), 1
         else:
@@ -81,22 +85,22 @@ class ConvexFederation:
             a, y = self.inputs[rows, batch], self.targets[rows, batch]
         z = (a @ x[1:, :, None])[..., 0]
         slope = z - y if self.loss == "gaussian" else 1.0 / (1.0 + np.exp(-z)) - y
-        found = np.empty_like(x)
+        derivative = np.empty_like(x)
         pull = self.prior * (x[1:] - x[0])
-        found[1:] = times * (slope[:, None] @ a)[:, 0] + pull
-        found[0] = self.root * x[0] - pull.sum(0)
-        found *= self.scale
-        return found
+        derivative[1:] = times * (slope[:, None] @ a)[:, 0] + pull
+        derivative[0] = self.root * x[0] - pull.sum(0)
+        derivative *= self.scale
+        return derivative
 
     def hessian(self, x: Array) -> Array:
-        """The second derivatives of f [(N + 1) d, (N + 1) d]."""
+        """Return the second derivatives of f [(N + 1) d, (N + 1) d]."""
         a, _ = self._pooled()
         z = np.einsum("ind,id->in", a, x[1:])
         weight = np.ones_like(z) if self.loss == "gaussian" else 0.25 / np.cosh(z / 2) ** 2
         return self.scale * self._arrow(np.einsum("ind,in,ine->ide", a, weight, a))
 
     def _arrow(self, losses: Array) -> Array:
-        """The Hessian for given Hessians of the clients' losses [N, d, d]."""
+        """Return the Hessian for given Hessians of the clients' losses [N, d, d]."""
         count, dim = self.num_clients, self.inputs.shape[-1]
         whole = np.zeros((count + 1, dim, count + 1, dim))
         prior = np.diag(self.prior)
@@ -107,10 +111,10 @@ class ConvexFederation:
         return whole.reshape((count + 1) * dim, (count + 1) * dim)
 
     def smoothness(self) -> float:
-        """A Lipschitz constant of the gradient of every f_t.
+        """Return a Lipschitz constant of the gradient of every f_t.
 
-        The Hessian of a client's loss in f_t is at most c_i I, c_i its largest eigenvalue over the batches; with c_i I in
-        its place the largest eigenvalue of the whole can only grow.
+        The Hessian of a client's loss in f_t is at most c_i I, with c_i its largest eigenvalue over
+        the batches. With c_i I in its place the largest eigenvalue of the whole can only grow.
         """
         gram = (
             self.num_batches
@@ -123,7 +127,11 @@ class ConvexFederation:
         )
 
     def minimiser(self) -> Array:
-        """x* [N + 1, d], by Newton's method: one step for the Gaussian model; damped only where a full step does not descend."""
+        """Return x* [N + 1, d], by Newton's method.
+
+        It takes one step for the Gaussian model, and is damped only where a full step does not
+        descend.
+        """
         x = self.start()
         for _ in range(100):
             gradient = self.gradient(x)
@@ -138,16 +146,18 @@ class ConvexFederation:
 
 
 def make(settings: dict[str, Any]) -> ConvexFederation:
-    """The federation that the settings describe, scaled to smoothness 1.
+    """Return the federation that the settings describe, scaled to smoothness 1.
 
-    Feature k has the deviation sqrt(h_k), and mu and theta_i the precisions h_k / mu_deviation^2 and h_k / client_deviation^2,
-    with h_k log-spaced from 1 to `smallest`: the same problem in every coordinate, in units that differ more and more.
+    Feature k has the deviation sqrt(h_k), and mu and theta_i have the precisions
+    h_k / mu_deviation^2 and h_k / client_deviation^2, with h_k log-spaced from 1 to `smallest`: the
+    same problem in every coordinate, in units that differ more and more.
     """
     if settings["loss"] not in CURVATURE:
         raise InputError(f"loss={settings['loss']!r}: choose {' or '.join(CURVATURE)}")
     if settings["examples"] % settings["batch_size"]:
         raise InputError(
-            f"batch_size={settings['batch_size']} does not divide examples={settings['examples']}: choose a divisor"
+            f"batch_size={settings['batch_size']} does not divide "
+            f"examples={settings['examples']}: choose a divisor"
         )
     count, dim, size = settings["num_clients"], settings["dim"], settings["batch_size"]
     rng = np.random.default_rng(settings["problem_seed"])

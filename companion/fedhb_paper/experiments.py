@@ -1,6 +1,7 @@
 """The folders of `experiments/`: one per table or figure of the paper.
 
-NAME/settings.toml     title, kind, seeds, and what the kind needs (for most: common settings, cells, variants)
+NAME/settings.toml     title, kind, seeds, and what the kind needs (for most: common settings,
+                       cells, variants)
 NAME/printed.csv       the paper's numbers: cell, algorithm, task, metric, mean, std
 NAME/records.jsonl     ours, a line per record
 """
@@ -18,10 +19,11 @@ from types import ModuleType
 from typing import Any
 
 from fedhb.errors import InputError
+from fedhb.runs import records
+from fedhb.runs.records import Key
 from fedhb.runs.settings import read_toml
 from fedhb.settings_fields import did_you_mean
-from fedhb_paper import records, scale
-from fedhb_paper.records import Key
+from fedhb_paper import scale
 from fedhb_paper.scale import Scale
 
 KINDS = {
@@ -46,21 +48,22 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """Its name: that of the folder."""
+        """The name, which is that of the folder."""
         return self.path.name
 
     @property
     def title(self) -> str:
-        """What it is."""
+        """The title, in words."""
         return str(self.settings.get("title", ""))
 
     @cached_property
     def kind(self) -> ModuleType:
-        """The module that runs and shows it."""
+        """The module that runs and shows the experiment."""
         kind = self.settings.get("kind", "")
         if kind not in KINDS:
             raise InputError(
-                f"{self.path}/settings.toml: kind={kind!r}{did_you_mean(kind, KINDS)}: choose from {', '.join(KINDS)}"
+                f"{self.path}/settings.toml: kind={kind!r}{did_you_mean(kind, KINDS)}: "
+                f"choose from {', '.join(KINDS)}"
             )
         try:
             return importlib.import_module(KINDS[kind])
@@ -68,11 +71,12 @@ class Experiment:
             if error.name != KINDS[kind]:
                 raise
             raise InputError(
-                f"{self.name}: this version of fedhb has no kind {kind!r} yet: choose another experiment"
+                f"{self.name}: this version of fedhb has no kind {kind!r} yet: "
+                "choose another experiment"
             ) from None
 
     def with_seeds(self, seeds: Sequence[int]) -> Experiment:
-        """The same with these seeds in every cell."""
+        """Return this experiment with these seeds in every cell."""
         cells = {
             name: {key: value for key, value in cell.items() if key != "seeds"}
             for name, cell in self.settings.get("cells", {}).items()
@@ -83,23 +87,22 @@ class Experiment:
         )
 
     def scaled(self, scales: Sequence[Scale]) -> Experiment:
-        """The same with every cell at each of these scales."""
+        """Return this experiment with every cell at each of these scales."""
         return replace(self, settings=scale.scaled(self.settings, scales))
 
     def recorded_scales(self) -> list[Scale]:
-        """The scales that there are records of, besides that of the cells as they are."""
-        found = dict.fromkeys(scale.parse(str(key.get("cell", "")))[1] for key in self._recorded)
-        return sorted(
-            (one for one in found if one.changes), key=lambda one: (one.width, one.rounds)
-        )
+        """Return the scales that there are records of, besides that of the cells as they are."""
+        scales = {scale.parse(str(key.get("cell", "")))[1] for key in self._recorded}
+        changed = [each for each in scales if each.changes]
+        return sorted(changed, key=lambda each: (each.width, each.rounds))
 
     def with_recorded_scales(self) -> Experiment:
-        """The same with every cell also at the scales that there are records of."""
+        """Return this experiment with every cell also at the scales that there are records of."""
         scales = self.recorded_scales()
         return self.scaled([Scale(), *scales]) if scales else self
 
     def with_recorded_seeds(self) -> Experiment:
-        """The same with every seed that there are records of."""
+        """Return this experiment with every seed that there are records of."""
         return self.with_seeds(sorted({key["seed"] for key in self._recorded if "seed" in key}))
 
     @cached_property
@@ -107,11 +110,14 @@ class Experiment:
         return [record["key"] for record in records.read(self.path / "records.jsonl")]
 
     def printed(self) -> list[dict[str, Any]]:
-        """The paper's numbers; `mean` and `std` as numbers where they are some, `std` None where none is printed."""
+        """Return the paper's numbers (see `read_printed`)."""
         return read_printed(self.path / "printed.csv")
 
     def resolved(self, key: Key) -> dict[str, Any]:
-        """What a record depends on: as its kind says, else all settings but those that only choose or name records."""
+        """Return everything that a record depends on, as its kind says.
+
+        Else it is all settings but those that only choose or name records.
+        """
         if hasattr(self.kind, "resolved"):
             return dict(self.kind.resolved(self.settings, key))
         return {
@@ -120,7 +126,10 @@ class Experiment:
 
 
 def find_folder(given: Path | None) -> Path:
-    """The folder of the experiments: as given, or `experiments` beside fedhb's pyproject.toml, from here upward."""
+    """Return the folder of the experiments.
+
+    It is the given one, else `experiments` beside fedhb's pyproject.toml, from here upward.
+    """
     if given is not None:
         if not given.is_dir():
             raise InputError(
@@ -137,27 +146,32 @@ def find_folder(given: Path | None) -> Path:
         ):
             return place / "experiments"
     raise InputError(
-        f"no experiments above {here}: run this in a clone of fedhb's repository, or give --folder EXPERIMENTS"
+        f"no experiments above {here}: run this in a clone of fedhb's repository, "
+        "or give --folder EXPERIMENTS"
     )
 
 
 def names(folder: Path) -> list[str]:
-    """The experiments in the folder."""
+    """Return the names of the experiments in the folder."""
     return sorted(path.parent.name for path in folder.glob("*/settings.toml"))
 
 
 def load(folder: Path, name: str) -> Experiment:
-    """An experiment by its name."""
+    """Return an experiment by its name."""
     known = names(folder)
     if name not in known:
         raise InputError(
-            f"unknown experiment {name!r}{did_you_mean(name, known)}: {folder} has {', '.join(known) or 'none'}"
+            f"unknown experiment {name!r}{did_you_mean(name, known)}: "
+            f"{folder} has {', '.join(known) or 'none'}"
         )
     return Experiment(folder / name, read_toml(folder / name / "settings.toml"))
 
 
 def read_printed(path: Path) -> list[dict[str, Any]]:
-    """The rows of a printed.csv; none where there is no file."""
+    """Return the rows of a printed.csv; none where there is no file.
+
+    `mean` is a number, or the text of a formula; `std` is None where none is printed.
+    """
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -185,9 +199,10 @@ def choose(
     cells: Sequence[str] = (),
     algorithms: Sequence[str] = (),
 ) -> list[Key]:
-    """The keys of the records that are asked for; nothing asked is everything. A name that chooses nothing is an error.
+    """Return the keys of the records that are asked for; without a name, all of them.
 
-    A cell is chosen by its name, whatever its scale, or by parts of it: "s=100,tau=1" is every cell with both words.
+    A cell is chosen by its name, at any scale, or by parts of it: "s=100,tau=1" is every cell with
+    both words. A name that chooses nothing is an error.
     """
     keys = list(experiment.kind.work(experiment.settings))
     variants = experiment.settings.get("variants", {})
@@ -206,35 +221,28 @@ def choose(
     for option, words, readings in (
         ("--dataset", datasets, [lambda key: str(experiment.resolved(key).get("dataset", ""))]),
         ("--cell", cells, [lambda key: scale.parse(str(key.get("cell", "")))[0], *map(has, cells)]),
-        (
-            "--algorithms",
-            algorithms,
-            [variant, algorithm],
-        ),  # a variant of that name, else all of that algorithm
+        # a variant of that name, else all of that algorithm
+        ("--algorithms", algorithms, [variant, algorithm]),
     ):
         if not words:
             continue
         names = [[reading(key) for key in keys] for reading in readings]
         wanted: set[int] = set()
         for word in words:
-            found = next(
-                (
-                    f
-                    for column in names
-                    if (f := {n for n, name in enumerate(column) if name == word})
-                ),
-                None,
-            )
-            if found is None:
+            chosen: set[int] = set()
+            for column in names:  # the first reading that chooses something counts
+                chosen = chosen or {n for n, name in enumerate(column) if name == word}
+            if not chosen:
                 known = list(dict.fromkeys(name for column in names for name in column if name))
                 raise InputError(
-                    f"{option} {word}{did_you_mean(word, known)}: {experiment.name} has {', '.join(known)}"
+                    f"{option} {word}{did_you_mean(word, known)}: "
+                    f"{experiment.name} has {', '.join(known)}"
                 )
-            wanted |= found
+            wanted |= chosen
         keys = [key for n, key in enumerate(keys) if n in wanted]
     return keys
 
 
 def _parts(cell: str) -> list[str]:
-    """The words of a cell's name, which may have commas between them."""
+    """Return the words of a cell's name, which may have commas between them."""
     return [word for word in re.split(r"[,\s]+", cell) if word]

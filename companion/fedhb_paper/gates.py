@@ -1,8 +1,9 @@
-"""A mixture's global prediction under other gates: what the learnt gate is worth.
+"""A mixture's global prediction under other gates, which shows the worth of the learned gate.
 
 learned   sum_j g_j(x) p(y | x, r_j), the prediction of the model
 uniform   sum_j 1/K p(y | x, r_j)
-oracle    p(y | x, r_j) with the j under which a sample of the client's own training data is likeliest
+oracle    p(y | x, r_j) with the j under which a sample of the client's own training data is
+          likeliest
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ GATES = ("learned", "uniform", "oracle")
 
 
 def metrics(run: Run, settings: Settings) -> dict[str, Any]:
-    """The means over clients of each gate's metrics; nothing where the algorithm is no mixture of several prototypes."""
+    """Return the means over clients of each gate's metrics.
+
+    It is empty where the algorithm is no mixture of several prototypes.
+    """
     algorithm, server, problem = run.algorithm, run.state.server, run.problem
     if not isinstance(algorithm, Mixture) or len(server["r"]) < 2:
         return {}
     clients, _ = clients_of(run, settings)
-    share = getattr(clients, settings.evaluate_on)
+    share = getattr(clients, settings.evaluation.split)
     prototypes = algorithm.prototypes(problem, server)
     count = len(prototypes.theta)
-    found: dict[str, list[dict[str, float]]] = {"uniform": [], "oracle": []}
+    each_client: dict[str, list[dict[str, float]]] = {"uniform": [], "oracle": []}
     with one_thread():
         best = algorithm.likeliest(problem, server, clients)
         for k, j in enumerate(best):
             x, y = share.examples(k)
-            one = Weights(
+            prototype = Weights(
                 prototypes.theta[j : j + 1],
                 prototypes.head[j : j + 1],
                 prototypes.buffers[j : j + 1],
@@ -45,8 +49,13 @@ def metrics(run: Run, settings: Settings) -> dict[str, Any]:
                 problem, prototypes, uniform(count, x, problem.network.dtype), x
             )
             nearest = mixture_prediction(
-                problem, one, torch.ones(1, len(x), dtype=problem.network.dtype, device=x.device), x
+                problem,
+                prototype,
+                torch.ones(1, len(x), dtype=problem.network.dtype, device=x.device),
+                x,
             )
-            found["uniform"].append(problem.likelihood.metrics(equal, y))
-            found["oracle"].append(problem.likelihood.metrics(nearest, y))
-    return {"learned": run.result["global"]} | {gate: mean(each) for gate, each in found.items()}
+            each_client["uniform"].append(problem.likelihood.metrics(equal, y))
+            each_client["oracle"].append(problem.likelihood.metrics(nearest, y))
+    return {"learned": run.result["global"]} | {
+        gate: mean(each) for gate, each in each_client.items()
+    }

@@ -1,4 +1,4 @@
-"""The figures of experiments as plain data: one function for each kind, from the records that its tables are made from."""
+"""The figures of experiments as plain data, made from the records that the tables show."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ from fedhb.report.figures import (
 Record = Mapping[str, Any]
 PARAMETER = re.compile(r"(.+) (\w+)=(\S+)")
 ENOUGH = 3
-"""Values of a parameter that make a figure over it."""
+"""The number of values of a parameter that make a figure over it."""
 DECADE = 10.0
-"""From the least to the largest of a curve's values: below it a logarithmic axis would have hardly a number on it."""
+"""The ratio of the largest to the least value of a curve that makes its axis logarithmic.
+
+Below it, such an axis would have hardly a number on it.
+"""
 TASKS = {"global": "global prediction", "personalised": "personalisation"}
 
 
 def of(records: Sequence[Record], cell: str, variant: str) -> list[Mapping[str, Any]]:
-    """The results of a cell and variant that are valid and did not diverge."""
-    mine = [
-        r
-        for r in records
-        if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant) and not r.get("stale")
+    """Return the results of a cell and variant that are valid and did not diverge."""
+    return [
+        record["result"]
+        for record in records
+        if (record["key"]["cell"], record["key"]["variant"]) == (cell, variant)
+        and not record.get("stale")
+        and "diverged" not in record["result"]
     ]
-    return [r["result"] for r in mine if "diverged" not in r["result"]]
 
 
 def file_name(*parts: str) -> str:
-    """A name for a file."""
+    """Return a name for a file."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(parts)).strip("-").lower()
 
 
 def numbered(names: Sequence[str]) -> dict[str, Style]:
-    """A style for each of names that are no methods."""
+    """Return a style for each of these names, which are no methods."""
     return {
         name: Style(COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % 3], MARKS[k % 4])
         for k, name in enumerate(names)
@@ -50,8 +54,11 @@ def numbered(names: Sequence[str]) -> dict[str, Style]:
 
 
 def curves(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Figure]:
-    """Kind convergence (fig:mnist_convergence, fig:cifar_dynamics): negative ELBO and loss by round, a line for each cell."""
-    found = []
+    """Kind convergence (fig:mnist_convergence, fig:cifar_dynamics): curves by round.
+
+    They are the negative ELBO and the loss, with a line for each cell.
+    """
+    shown = []
     for variant in settings["variants"]:
         for key, label in (
             ("negative_elbo", "negative ELBO"),
@@ -76,18 +83,26 @@ def curves(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Figur
                     if len(lines) > 1
                     else f"{variant}, {lines[0].name}"
                 )
-                found.append(
+                shown.append(
                     Figure(
-                        file_name(variant, key), title, "round", label, lines, description=ends,
+                        file_name(variant, key),
+                        title,
+                        "round",
+                        label,
+                        lines,
+                        description=ends,
                         log_y=0 < DECADE * min(values) < max(values),
                     )
-                )  # fmt: skip
-    return found
+                )
+    return shown
 
 
 def by_epoch(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Figure]:
-    """Kind convergence with `epochs` (fig:cifar_dynamics, right): accuracy and NLL of clients while they personalise."""
-    epochs, found = list(settings.get("epochs", ())), []
+    """Kind convergence with `epochs` (fig:cifar_dynamics, right): curves of personalisation.
+
+    They are the accuracy and the NLL of clients by epochs of personalisation.
+    """
+    epochs, shown = list(settings.get("epochs", ())), []
     look = styles(list(settings["variants"]))
     for cell in settings["cells"] if epochs else ():
         for metric, label in (("accuracy", "accuracy"), ("nll", "negative log-likelihood")):
@@ -109,19 +124,27 @@ def by_epoch(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Fig
                 gains = ", ".join(
                     f"{line.name} from {line.y[0]:.3g} to {line.y[-1]:.3g}" for line in lines
                 )
-                found.append(
+                shown.append(
                     Figure(
-                        file_name(cell, "personalisation", metric), f"{cell}: while clients personalise",
-                        "epochs of personalisation", label, lines, percent=metric == "accuracy", description=f"{gains}.",
+                        file_name(cell, "personalisation", metric),
+                        f"{cell}: while clients personalise",
+                        "epochs of personalisation",
+                        label,
+                        lines,
+                        percent=metric == "accuracy",
+                        description=f"{gains}.",
                     )
-                )  # fmt: skip
-    return found
+                )
+    return shown
 
 
 def parameters(
     settings: Mapping[str, Any], printed: Sequence[Record], records: Sequence[Record]
 ) -> list[Figure]:
-    """Kind table, where variants differ in one parameter (fig:abl_hparam, fig:ens_baseline): accuracy against it."""
+    """Kind table, where variants differ in one parameter (fig:abl_hparam, fig:ens_baseline).
+
+    The figures show accuracy against the parameter.
+    """
     split = {
         name: match.groups()
         for name in settings["variants"]
@@ -133,11 +156,10 @@ def parameters(
     if len(values) < ENOUGH:
         return []
     methods = list(dict.fromkeys(method for method, name, _ in split.values() if name == parameter))
-    plain = [
-        name for name in settings["variants"] if name not in split
-    ]  # a level to compare with, whatever the parameter
+    # variants without the parameter are levels to compare with
+    plain = [name for name in settings["variants"] if name not in split]
     look = styles([*methods, *plain])
-    found = []
+    shown = []
     for cell in settings["cells"]:
         for task, label in TASKS.items():
             lines = []
@@ -146,35 +168,38 @@ def parameters(
                     method if method in plain else f"{method} {parameter}={value}"
                     for value in values
                 ]
-                rows = [
-                    [
-                        r[task]["accuracy"]
-                        for r in of(records, cell, one)
-                        if "accuracy" in (r.get(task) or {})
-                    ]
-                    for one in variants
-                ]
+                rows = [_accuracies(of(records, cell, variant), task) for variant in variants]
                 ours = [mean_and_spread([[value] for value in row]) for row in rows]
-                y, spread = (
-                    [m[0] if m else None for m, _ in ours],
-                    [s[0] if s else None for _, s in ours],
-                )
+                y = [means[0] if means else None for means, _ in ours]
+                spread = [spreads[0] if spreads else None for _, spreads in ours]
                 if any(value is not None for value in y):
                     lines.append(Series(method, values, y, spread, look[method]))
-                theirs = [_printed(printed, cell, one, task) for one in variants]
-                if any(value is not None for value in theirs):
+                of_paper = [_printed(printed, cell, variant, task) for variant in variants]
+                if any(value is not None for value in of_paper):
                     style = Style(look[method].colour, "dotted", look[method].mark)
-                    lines.append(Series(f"{method}, printed", values, theirs, style=style))
+                    lines.append(Series(f"{method}, printed", values, of_paper, style=style))
             best = [
-                f"{one.name} {100 * max(y for y in one.y if y is not None):.2f} %" for one in lines
+                f"{line.name} {100 * max(y for y in line.y if y is not None):.2f} %"
+                for line in lines
             ]
-            found.append(
+            shown.append(
                 Figure(
-                    file_name(cell, task), f"{cell}: {label} against {parameter}", parameter, "accuracy", lines, percent=True,
+                    file_name(cell, task),
+                    f"{cell}: {label} against {parameter}",
+                    parameter,
+                    "accuracy",
+                    lines,
+                    percent=True,
                     description=f"Best accuracies: {', '.join(best)}.",
                 )
-            )  # fmt: skip
-    return found
+            )
+    return shown
+
+
+def _accuracies(results: Sequence[Mapping[str, Any]], task: str) -> list[float]:
+    """Return the accuracies of a task, of the results that have one."""
+    metrics = [result.get(task) or {} for result in results]
+    return [each["accuracy"] for each in metrics if "accuracy" in each]
 
 
 def _printed(printed: Sequence[Record], cell: str, variant: str, task: str) -> float | None:
@@ -188,12 +213,12 @@ def _printed(printed: Sequence[Record], cell: str, variant: str, task: str) -> f
 
 
 def few_examples(settings: Mapping[str, Any], records: Sequence[Record]) -> list[Figure]:
-    """Kind novel: accuracy and NLL of novel clients against the examples they personalise with, a line for each variant."""
-    numbers, look, found = (
-        [str(n) for n in settings["examples"]],
-        styles(list(settings["variants"])),
-        [],
-    )
+    """Kind novel: accuracy and NLL of novel clients against their number of examples.
+
+    There is a line for each variant.
+    """
+    numbers = [str(n) for n in settings["examples"]]
+    look, shown = styles(list(settings["variants"])), []
     for cell in settings["cells"]:
         for metric, label in (("accuracy", "accuracy"), ("nll", "negative log-likelihood")):
             lines = []
@@ -210,17 +235,26 @@ def few_examples(settings: Mapping[str, Any], records: Sequence[Record]) -> list
                     )
                     lines.append(Series(variant, ["none", *numbers], means, spreads, look[variant]))
             ends = ", ".join(f"{line.name} {line.y[-1]:.3g}" for line in lines)
-            found.append(
+            shown.append(
                 Figure(
-                    file_name(cell, metric), f"{cell}: {label} of novel clients", "examples of its own", label, lines,
-                    percent=metric == "accuracy", log_y=metric == "nll", description=f"With {numbers[-1]} examples: {ends}.",
+                    file_name(cell, metric),
+                    f"{cell}: {label} of novel clients",
+                    "examples of its own",
+                    label,
+                    lines,
+                    percent=metric == "accuracy",
+                    log_y=metric == "nll",
+                    description=f"With {numbers[-1]} examples: {ends}.",
                 )
-            )  # fmt: skip
-    return found
+            )
+    return shown
 
 
 def gaps(settings: Mapping[str, Any], cell: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Kind theorem_convergence: the gap of a cell against T, a line for each way of drawing blocks, beside its printed bound."""
+    """Kind theorem_convergence: the gap of a cell against T, beside its printed bound.
+
+    There is a line for each way of drawing blocks.
+    """
     look = numbered([row["label"] for row in rows])
     lines = []
     for row in rows:
@@ -237,21 +271,36 @@ def gaps(settings: Mapping[str, Any], cell: str, rows: Sequence[Mapping[str, Any
         )
     worst = max(rows, key=lambda row: row["ratio"])
     return Figure(
-        file_name(cell), f"{cell}: gap of the averaged iterate; thin: its bound", "steps T", "f(mean iterate) - f*", lines,
-        log_x=True, log_y=True, description=f"The largest gap / bound is {worst['ratio']:.3g}, for {worst['label']}.",
-    )  # fmt: skip
+        file_name(cell),
+        f"{cell}: gap of the averaged iterate; thin: its bound",
+        "steps T",
+        "f(mean iterate) - f*",
+        lines,
+        log_x=True,
+        log_y=True,
+        description=f"The largest gap / bound is {worst['ratio']:.3g}, for {worst['label']}.",
+    )
 
 
 def distances(
     cell: str, sizes: Sequence[int], lines: Mapping[str, Sequence[Sequence[float]]]
 ) -> Figure:
-    """Kind theorem_generalisation: squared Hellinger distances and certificates against n, with spreads over seeds."""
+    """Kind theorem_generalisation: squared Hellinger distances and certificates against n.
+
+    Spreads are over seeds.
+    """
     look, series = numbered(list(lines)), []
     for name, rows in lines.items():
         means, spreads = mean_and_spread(rows)
         series.append(Series(name, list(sizes), means, spreads, look[name]))
-    ends = ", ".join(f"{one.name} {one.y[-1]:.3g}" for one in series)
+    ends = ", ".join(f"{line.name} {line.y[-1]:.3g}" for line in series)
     return Figure(
-        file_name(cell), f"{cell}: squared Hellinger distance to the truth", "examples per client n", "distance, or bound",
-        series, log_x=True, log_y=True, description=f"At n = {sizes[-1]}: {ends}.",
-    )  # fmt: skip
+        file_name(cell),
+        f"{cell}: squared Hellinger distance to the truth",
+        "examples per client n",
+        "distance, or bound",
+        series,
+        log_x=True,
+        log_y=True,
+        description=f"At n = {sizes[-1]}: {ends}.",
+    )

@@ -1,6 +1,7 @@
-"""The paper's numbers for a run that is one of the paper's cells: its federation, network and evaluation are the cell's.
+"""The paper's numbers for a run that is one of the paper's cells.
 
-Settings of the method itself (learning rates, its own table) may be others, as our defaults are, unless the paper compares them.
+The federation, network and evaluation of the run are then the cell's. Settings of the method itself
+(learning rates, its own table) may differ, as our defaults do, unless the paper compares them.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from typing import Any
 
 from fedhb.errors import InputError
 from fedhb.report.paper_numbers import Printed
+from fedhb.runs.run_grid import flat, settings_of
 from fedhb.runs.settings import TRAINING, Settings
 from fedhb_paper import experiments
-from fedhb_paper.cells import flat, settings_of
 from fedhb_paper.experiments import Experiment
 
 OF_THE_RUN = ("seed", "algorithm", "unseen", *TRAINING)
-"""What runs of one cell may differ in; `unseen` changes them only where it is a class, which is left out."""
+"""The settings in which runs of one cell may differ.
+
+`unseen` changes a run only where it is a class, which is left out.
+"""
 
 
 def folder() -> Path | None:
-    """The folder of the experiments: from here upward, else beside the code; None in an installation without them."""
+    """Return the folder of the experiments: from here upward, else beside the code.
+
+    In an installation without them it is None.
+    """
     try:
         return experiments.find_folder(None)
     except InputError:
@@ -30,13 +37,16 @@ def folder() -> Path | None:
 
 
 def numbers(algorithm: str, settings: Mapping[str, Any]) -> tuple[str, Printed]:
-    """Which cell of which table the run is, in words, and what the paper prints for it; nothing where it is none."""
+    """Return the cell that a run is, in words, and the numbers that the paper prints for it.
+
+    Both are empty where the run is no cell of the paper.
+    """
     try:
         chosen = Settings.resolve(settings, {})
         ours = federation(chosen)
     except InputError:  # of another version, or of an algorithm of one's own
         return "", {}
-    if chosen.data or chosen.unseen.isdecimal():
+    if chosen.data.file or chosen.evaluation.unseen.isdecimal():
         return "", {}
     place = folder()
     for name in experiments.names(place) if place is not None else []:
@@ -61,13 +71,14 @@ def numbers(algorithm: str, settings: Mapping[str, Any]) -> tuple[str, Printed]:
 
 
 def federation(chosen: Settings) -> dict[str, Any]:
-    """Everything that a record of these settings depends on, but what belongs to the method."""
-    found = {
+    """Return everything that a record of these settings depends on, without the method's."""
+    values = {
         name: value
         for name, value in flat(chosen).items()
         if name not in OF_THE_RUN and name.partition(".")[0] in ("model", name)
     }
-    return found | {"partition": chosen.partition if chosen.partition != "shards" else ""}
+    partition = chosen.data.partition
+    return values | {"partition": partition if partition != "shards" else ""}
 
 
 def _is_cell(ours: dict[str, Any], experiment: Experiment, cell: str, variant: str) -> bool:
@@ -86,14 +97,16 @@ def _is_variant(
     algorithm = changes.get("algorithm", variant)
     if algorithm != name:
         return False
-    own: dict[str, Any] = settings.get(algorithm, {})
+    given: dict[str, Any] = settings.get(algorithm, {})
     wanted: dict[str, Any] = changes.get(algorithm, {})
     others = {
-        key for one in experiment.settings["variants"].values() for key in one.get(algorithm, {})
+        key
+        for overrides in experiment.settings["variants"].values()
+        for key in overrides.get(algorithm, {})
     }
     from fedhb.algorithms import build
 
-    chosen = vars(build(algorithm, own))
+    chosen = vars(build(algorithm, given))
     default = vars(build(algorithm))
     return all(chosen.get(key) == wanted.get(key, default.get(key)) for key in others)
 

@@ -1,12 +1,15 @@
-"""Whether methods differ over several settings: mean ranks, Friedman's test and Nemenyi's critical difference.
+"""Comparison of methods over several settings: mean ranks, Friedman's test, Nemenyi's difference.
 
-Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006. With n blocks (a setting with a seed), k
-methods and mean ranks R_j:
+Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006. With n blocks
+(a setting with a seed), k methods and mean ranks R_j, and k - 1 degrees of freedom:
 
-    chi2 = 12 n / (k (k+1)) (sum_j R_j^2 - k (k+1)^2 / 4) / (1 - sum over ties of (t^3 - t) / (n (k^3 - k)))   [k - 1 degrees]
-    two methods differ at 5 % where their mean ranks differ by more than CD = q sqrt(k (k+1) / (6 n))
+    chi2 = 12 n / (k (k+1)) (sum_j R_j^2 - k (k+1)^2 / 4)
+           / (1 - sum over ties of (t^3 - t) / (n (k^3 - k)))
+    two methods differ at 5 % where their mean ranks differ by more than
+    CD = q sqrt(k (k+1) / (6 n))
 
-Seeds of one setting share its data, so blocks are not quite independent, and the test is somewhat too sure.
+Seeds of one setting share its data, so blocks are not quite independent, and the p-values are
+somewhat too small.
 """
 
 from __future__ import annotations
@@ -18,15 +21,22 @@ from dataclasses import dataclass
 import torch
 
 Q = (
-    1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164, 3.219, 3.268, 3.313, 3.354, 3.391, 3.426, 3.458, 3.489, 3.517,
-    3.544,
+    1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164, 3.219,
+    3.268, 3.313, 3.354, 3.391, 3.426, 3.458, 3.489, 3.517, 3.544,
 )  # fmt: skip
 """The studentised range at 5 % over sqrt(2), for k = 2 to 20 methods."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Mean ranks (1 is best), Friedman's statistic with its p-value, the critical difference (None beyond 20 methods), n."""
+    """The outcome of a comparison.
+
+    Attributes:
+        ranks: the mean ranks; 1 is best.
+        chi2, p: Friedman's statistic and its p-value.
+        critical: the critical difference; None beyond 20 methods.
+        blocks: their number, n.
+    """
 
     ranks: list[float]
     chi2: float
@@ -36,7 +46,7 @@ class Comparison:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value, the largest first; equal ones share the mean of their ranks."""
+    """Return the rank of each value, the largest first; equal ones share their mean rank."""
     return [
         1
         + sum(other > value for other in values)
@@ -46,7 +56,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def compare(blocks: Sequence[Sequence[float]]) -> Comparison:
-    """The methods' scores in every block, higher is better: [n][k]."""
+    """Compare methods by their scores in every block [n][k]; higher is better."""
     n, k = len(blocks), len(blocks[0])
     each = [ranks(block) for block in blocks]
     mean = [sum(column) / n for column in zip(*each, strict=True)]

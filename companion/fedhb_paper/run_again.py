@@ -1,4 +1,4 @@
-"""Records made a second time, beside those that are there: does it come out the same?"""
+"""Records that are made a second time, to compare them with the first."""
 
 from __future__ import annotations
 
@@ -10,29 +10,35 @@ from typing import Any
 
 from rich.table import Table
 
+from fedhb.runs.records import Key, identity
 from fedhb_paper import workbench
 from fedhb_paper.experiments import Experiment
-from fedhb_paper.records import Key, identity
 
 AGAIN = ".again"
-"""The folder, beside the records, of those made a second time."""
+"""The folder, beside the records, of those that are made a second time."""
 
 LEFT_OUT = ("seconds", "data")
-"""Results that are another number every time, or none at all."""
+"""Results that differ every time, or are no numbers."""
 
 
 def second(experiment: Experiment, keys: Sequence[Key]) -> Experiment:
-    """The experiment with a folder of its own inside the first one's; what is complete there is begun anew."""
+    """Return the experiment with another folder, inside its own.
+
+    Records that are complete there are deleted.
+    """
     path = experiment.path / AGAIN / experiment.name
-    found = replace(experiment, path=path)
-    if path.exists() and not workbench.standing(found, keys).missing:
+    repeated = replace(experiment, path=path)
+    if path.exists() and not workbench.standing(repeated, keys).missing:
         shutil.rmtree(path)
     path.mkdir(parents=True, exist_ok=True)
-    return found
+    return repeated
 
 
 def differences(first: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> Table:
-    """Every number of the results that both have: the means, and how far one record's two values are apart at most."""
+    """Return a table of every number that both have.
+
+    It has the means, and the largest difference between the two values of one record.
+    """
     before = {identity(record["key"]): dict(numbers(record["result"])) for record in first}
     pairs: dict[str, list[tuple[float, float]]] = {}
     for record in again:
@@ -44,14 +50,12 @@ def differences(first: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str,
         table.add_column(header, justify="right")
     for name, values in pairs.items():
         means = [f"{statistics.fmean(side):.4f}" for side in zip(*values, strict=True)]
-        table.add_row(
-            name, str(len(values)), *means, f"{max(abs(one - other) for one, other in values):.4f}"
-        )
+        table.add_row(name, str(len(values)), *means, f"{max(abs(a - b) for a, b in values):.4f}")
     return table
 
 
 def numbers(result: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a nested result, by the path to them; lists are left out."""
+    """Yield the numbers of a nested result, by the path to them; lists are left out."""
     if isinstance(result, Mapping):
         for key, value in result.items():
             if key not in LEFT_OUT:

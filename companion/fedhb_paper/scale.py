@@ -1,9 +1,11 @@
-"""A cell with another width of the network, or with a part of its rounds: a cell of its own, whose name says so.
+"""Cells with another width of the network, or with a part of the rounds.
 
-    "s=100 f=0.1 tau=1"                                      320 rounds at full width
-    "s=100 f=0.1 tau=1 width=0.25 rounds=0.5"                160 rounds, every channel count times 0.25
+Such a cell is one of its own, and its name says so:
 
-So records of several widths live side by side, and nothing else needs to know of it.
+    "s=100 f=0.1 tau=1"                              320 rounds at full width
+    "s=100 f=0.1 tau=1 width=0.25 rounds=0.5"        160 rounds, channel counts times 0.25
+
+Records of several widths are thus side by side in one file.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fedhb.errors import InputError
-from fedhb.runs.settings import Settings
+from fedhb.runs.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What a cell is scaled by: the network's width, and the share of the rounds."""
+    """The factors of a cell: the network's width, and the share of the rounds."""
 
     width: float = 1.0
     rounds: float = 1.0
@@ -29,50 +31,51 @@ class Scale:
             raise InputError(f"width={self.width}: give a positive number, such as 0.25")
         if not 0 < self.rounds <= 1:
             raise InputError(
-                f"rounds={self.rounds}: give the share of each cell's rounds, above 0 and at most 1, such as 0.5"
+                f"rounds={self.rounds}: give the share of each cell's rounds, "
+                "above 0 and at most 1, such as 0.5"
             )
 
     @property
     def changes(self) -> dict[str, float]:
-        """What is not as it was."""
+        """The factors that are not 1."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != 1}
 
 
 def name(cell: str, scale: Scale) -> str:
-    """The name of a cell at this scale."""
+    """Return the name of a cell at this scale."""
     return " ".join([cell, *(f"{key}={value:g}" for key, value in scale.changes.items())])
 
 
 def parse(cell: str) -> tuple[str, Scale]:
-    """A cell's name without its scale, and that."""
-    found = re.fullmatch(r"(.*?)(?: width=(\S+))?(?: rounds=(\S+))?", cell)
-    assert found is not None
+    """Return a cell's name without its scale, and the scale."""
+    parts = re.fullmatch(r"(.*?)(?: width=(\S+))?(?: rounds=(\S+))?", cell)
+    assert parts is not None
     try:
-        return found[1], Scale(float(found[2] or 1), float(found[3] or 1))
+        return parts[1], Scale(float(parts[2] or 1), float(parts[3] or 1))
     except (ValueError, InputError):
         return cell, Scale()
 
 
 def scaled(settings: Mapping[str, Any], scales: Sequence[Scale]) -> dict[str, Any]:
-    """An experiment's settings with every cell at each of these scales."""
+    """Return an experiment's settings with every cell at each of these scales."""
     if not settings.get("cells"):
         raise InputError(
-            "this experiment has no cells that could have another width or fewer rounds: leave out --width and --rounds"
+            "this experiment has no cells that could have another width or fewer rounds: "
+            "leave out --width and --rounds"
         )
-    found = {}
-    for cell, own in settings["cells"].items():
+    cells = {}
+    for cell, values in settings["cells"].items():
         for scale in scales:
-            changed = dict(own)
+            changed = dict(values)
             if scale.width != 1:
-                model = own.get("model", {})
+                model = values.get("model", {})
                 changed["model"] = {
                     **({"name": model} if isinstance(model, str) else model),
                     "width": scale.width,
                 }
             if scale.rounds != 1:
-                rounds = own.get(
-                    "rounds", settings.get("common", {}).get("rounds", Settings.rounds)
-                )
+                common = settings.get("common", {})
+                rounds = values.get("rounds", common.get("rounds", TrainingSettings.rounds))
                 changed["rounds"] = max(1, round(scale.rounds * rounds))
-            found[name(cell, scale)] = changed
-    return {**settings, "cells": found}
+            cells[name(cell, scale)] = changed
+    return {**settings, "cells": cells}

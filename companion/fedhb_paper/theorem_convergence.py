@@ -1,7 +1,9 @@
-"""Theorem 1 (thm:converge) observed: block-coordinate descent on convex federations whose minimiser is known.
+"""Kind `theorem_convergence`: Theorem 1 (thm:converge) on convex federations.
 
-A record is one run: the suboptimality of the averaged iterate at log-spaced T, and the constants that the bound needs. The tables
-set the mean over seeds, which stands for the expectation, against the printed bound and against the one that holds for rounds.
+Their minimisers are known. A record is one run of block-coordinate descent: the suboptimality of
+the averaged iterate at log-spaced T, and the constants that the bound needs. The tables set the
+mean over seeds, which stands for the expectation, against the printed bound and against the bound
+that holds for rounds.
 """
 
 from __future__ import annotations
@@ -27,14 +29,28 @@ from fedhb_paper.block_descent import (
     sublevel_constants,
 )
 from fedhb_paper.convex_federations import make
-from fedhb_paper.records import on_one_grid, star
+from fedhb_paper.stale_records import on_one_grid, star
 
 Settings = Mapping[str, Any]
 Record = Mapping[str, Any]
 
+COLUMNS = (
+    "blocks",
+    "N_f",
+    "kappa",
+    "T",
+    "gap at T",
+    "±",
+    "printed bound",
+    "known beforehand",
+    "bound for rounds",
+    "slope, last decade",
+    "gap of the last iterate",
+)
+
 
 def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record depends on: the settings of its cell."""
+    """Return the settings of a record's cell: everything it depends on."""
     left_out = ("title", "seeds", "cells", "cohorts", "selections")  # the last two choose variants
     return {
         name: value for name, value in _of(settings, key["cell"]).items() if name not in left_out
@@ -42,7 +58,7 @@ def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def work(settings: Settings) -> list[dict[str, Any]]:
-    """One record for each cell, way of selecting blocks, N_f and seed."""
+    """Return a key for each cell, way of selecting blocks, N_f and seed."""
     return [
         {"cell": cell, "variant": f"{selection} N_f={cohort}", "seed": seed}
         for cell in settings["cells"]
@@ -58,7 +74,7 @@ def run(
     folder: Path | None,
     tell: Callable[[float, str], Any],
 ) -> dict[str, Any]:
-    """One run of the algorithm; it takes seconds, so nothing is kept in `folder`."""
+    """Run the algorithm once; it takes seconds, so nothing is kept in `folder`."""
     chosen = _of(settings, key["cell"])
     problem, blocks = make(chosen), _blocks(chosen, key["variant"])
     record = sorted(
@@ -82,48 +98,58 @@ def run(
 
 
 def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[Table]:
-    """Every cell's gaps and slopes beside the bounds. The paper prints no numbers for this."""
-    found = []
+    """Return every cell's gaps and slopes beside the bounds; the paper prints no numbers."""
+    shown = []
     for cell in settings["cells"]:
         rows = summarise(settings, cell, records)
         if not rows:
             continue
         table = Table(
-            title=f"{cell}: gap = f(mean iterate) - f*, mean over seeds; beside the bounds: the largest gap / bound"
+            title=f"{cell}: gap = f(mean iterate) - f*, mean over seeds; "
+            "beside the bounds: the largest gap / bound"
         )
-        for name in ("blocks", "N_f", "kappa", "T", "gap at T", "±", "printed bound", "known beforehand", "bound for rounds",
-                     "slope, last decade", "gap of the last iterate"):  # fmt: skip
+        for name in COLUMNS:
             table.add_column(name, justify="left" if name == "blocks" else "right")
         for row in rows:
             before = "" if row["ratio_before"] is None else f"{row['ratio_before']:.2g}"
+            for_rounds = f"{row['ratio_rounds']:.1g}" if row["selection"] == "rounds" else ""
             table.add_row(
-                f"{row['selection']}{row['star']}", str(row["cohort"]), f"{row['kappa']:.3g}", str(row["T"]), f"{row['gap']:.2e}",
-                f"{row['spread']:.0e}", f"{row['ratio']:.2g}", before,
-                f"{row['ratio_rounds']:.1g}" if row["selection"] == "rounds" else "", f"{row['slope']:.2f}", f"{row['last']:.1e}",
-            )  # fmt: skip
-        found.append(table)
-    return found
+                f"{row['selection']}{row['star']}",
+                str(row["cohort"]),
+                f"{row['kappa']:.3g}",
+                str(row["T"]),
+                f"{row['gap']:.2e}",
+                f"{row['spread']:.0e}",
+                f"{row['ratio']:.2g}",
+                before,
+                for_rounds,
+                f"{row['slope']:.2f}",
+                f"{row['last']:.1e}",
+            )
+        shown.append(table)
+    return shown
 
 
 def figures(settings: Settings, printed: Any, records: Sequence[Record]) -> list[Figure]:
-    """Every cell's gaps against T, beside the printed bound."""
-    found = {cell: summarise(settings, cell, records) for cell in settings["cells"]}
-    return [pictures.gaps(settings, cell, rows) for cell, rows in found.items() if rows]
+    """Return figures of every cell's gaps against T, beside the printed bound."""
+    summaries = {cell: summarise(settings, cell, records) for cell in settings["cells"]}
+    return [pictures.gaps(settings, cell, rows) for cell, rows in summaries.items() if rows]
 
 
 def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """A row for each variant of a cell that has records.
+    """Return a row for each variant of a cell that has records.
 
-    The constants D and R are the largest over all seeds' paths. Ratios are the largest over recorded T of the mean gap over a
-    bound: over all T for the printed one, over the ends of rounds for the other.
+    The constants D and R are the largest over all seeds' paths. A ratio is the largest, over
+    recorded T, of the mean gap over a bound: over all T for the printed one, over the ends of
+    rounds for the other.
     """
     chosen, rows = _of(settings, cell), []
     for variant in dict.fromkeys(key["variant"] for key in work(settings) if key["cell"] == cell):
-        mine = on_one_grid(
+        of_variant = on_one_grid(
             [r for r in records if (r["key"]["cell"], r["key"]["variant"]) == (cell, variant)],
             "steps",
         )
-        results = [r["result"] for r in mine]
+        results = [r["result"] for r in of_variant]
         if not results:
             continue
         blocks = _blocks(chosen, variant)
@@ -147,7 +173,7 @@ def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[
         rows.append(
             {
                 "selection": blocks.selection,
-                "star": star(mine),
+                "star": star(of_variant),
                 "cohort": blocks.cohort,
                 "kappa": blocks.kappa,
                 "T": steps[-1],
@@ -169,7 +195,7 @@ def summarise(settings: Settings, cell: str, records: Sequence[Record]) -> list[
 
 
 def _of(settings: Settings, cell: str) -> dict[str, Any]:
-    """The settings of a cell."""
+    """Return the settings of a cell."""
     return {**settings, **settings["cells"][cell]}
 
 

@@ -1,8 +1,9 @@
-"""Theorem 2 (thm:generalisation) observed: how near the clients' learned p(y | x) come to the true ones as their data grow.
+"""Kind `theorem_generalisation`: Theorem 2 (thm:generalisation) on functions that are known.
 
-True functions are small networks whose weights are spread around common ones. NIW is fitted to n noisy examples per client, for
-every n in turn, and the squared Hellinger distance to the truth is averaged over inputs, the clients' posteriors q_i and clients.
-A record is one seed: one truth, and every n.
+As their data grow, the clients' learned p(y | x) come near the true ones. True functions are small
+networks whose weights are spread around common ones. NIW is fitted to n noisy examples per client,
+for every n in turn, and the squared Hellinger distance to the truth is averaged over inputs, the
+clients' posteriors q_i and clients. A record is one seed: one truth, and every n.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedhb.seeding import SERVER, Randomness, derive
 from fedhb_paper import pictures
 from fedhb_paper.block_descent import slope
 from fedhb_paper.hellinger import Array, Backbone, certificate, log_ratio, squared_hellinger
-from fedhb_paper.records import on_one_grid, star
+from fedhb_paper.stale_records import on_one_grid, star
 
 Settings = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -46,7 +47,7 @@ class Truth:
 
     @classmethod
     def draw(cls, chosen: Settings, rng: np.random.Generator) -> Truth:
-        """Common weights, then every client's around them."""
+        """Draw common weights, then every client's weights around them."""
         count, inputs, hidden = chosen["num_clients"], chosen["inputs"], chosen["true_hidden"]
         common: list[Any] = [
             rng.normal(size=(inputs, hidden)),
@@ -59,13 +60,13 @@ class Truth:
         )
 
     def __call__(self, x: Array) -> Array:
-        """f^i(x_i) [N, n] for inputs [N, n, inputs]."""
+        """Return f^i(x_i) [N, n] for inputs [N, n, inputs]."""
         z = np.tanh(np.einsum("cnk,ckh->cnh", x, self.first) + self.shift[:, None])
         return np.einsum("cnh,ch->cn", z, self.second) + self.offset[:, None]
 
 
 def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record depends on: the settings of its cell, and every one of its algorithm's."""
+    """Return the settings of a record's cell, and all of its algorithm's."""
     chosen = {**settings, **settings["cells"][key["cell"]]}
     left_out = ("title", "seeds", "cells", "variants")
     algorithm = {
@@ -75,13 +76,16 @@ def resolved(settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(settings: Settings, variant: str) -> NIW:
-    """The printed model, for clients that all take part in every round; `average` is of personalisation, unused here."""
+    """Return the printed model, for clients that all take part in every round.
+
+    `average` is of personalisation and is not used here.
+    """
     chosen: Settings = {"kl_weight": 1.0, "num_samples": 0} | settings["variants"][variant]
     return NIW(begin="last", update="body", dof="full", average=0.5, **chosen)
 
 
 def work(settings: Settings) -> list[dict[str, Any]]:
-    """One record for each cell, variant and seed."""
+    """Return a key for each cell, variant and seed."""
     return [
         {"cell": cell, "variant": variant, "seed": seed}
         for cell, values in settings["cells"].items()
@@ -96,7 +100,10 @@ def run(
     folder: Path | None,
     tell: Callable[[float, str], Any],
 ) -> dict[str, Any]:
-    """Fit and measure for every n, the first n of the same examples; half a minute, so nothing is kept in `folder`."""
+    """Fit and measure for every n, with the first n of the same examples.
+
+    It takes half a minute, so nothing is kept in `folder`.
+    """
     chosen = {**settings, **settings["cells"][key["cell"]]}
     algorithm = algorithm_of(settings, key["variant"])
     rng = np.random.default_rng([key["seed"], 0x7E0])
@@ -109,20 +116,21 @@ def run(
     seen = rng.uniform(-2, 2, size=(1, chosen["test_inputs"], chosen["inputs"])).repeat(
         shape[0], axis=0
     )
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for k, n in enumerate(chosen["sizes"]):
-        trained = train(chosen, algorithm, x[:, :n], y[:, :n], key["seed"])
-        found.append(
-            {"n": n} | measure(chosen, trained, truth, x[:, :n], y[:, :n], seen, key["seed"])
-        )
-        tell((k + 1) / len(chosen["sizes"]), f"n = {n}: {found[-1]['hellinger']:.4f}")
-    return {name: [row[name] for row in found] for name in found[0]} | {
-        "weights": trained.problem.network.num_params
-    }
+        data = x[:, :n], y[:, :n]
+        trained = train(chosen, algorithm, *data, key["seed"])
+        rows.append({"n": n} | measure(chosen, trained, truth, *data, seen, key["seed"]))
+        tell((k + 1) / len(chosen["sizes"]), f"n = {n}: {rows[-1]['hellinger']:.4f}")
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return columns | {"weights": trained.problem.network.num_params}
 
 
 def train(chosen: Settings, algorithm: NIW, x: Array, y: Array, seed: int) -> Run:
-    """NIW on the whole network, every client in every round, each from its own last iterate: block-coordinate descent."""
+    """Fit NIW to the whole network, with every client in every round.
+
+    Each client goes on from its own last iterate: this is block-coordinate descent.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
         model = nn.Sequential(
@@ -133,16 +141,37 @@ def train(chosen: Settings, algorithm: NIW, x: Array, y: Array, seed: int) -> Ru
     batch = min(max(chosen["batch_size"], math.ceil(n / steps)), n)
     epochs = max(1, round(steps * batch / n))
     return fit(
-        model, clients, algorithm, rounds=chosen["rounds"], fraction=1.0, local_epochs=epochs, batch_size=batch, lr=chosen["lr"],
-        momentum=chosen["momentum"], seed=seed, head="", likelihood=GaussianRegression(noise=chosen["noise"]), evaluate_on=None,
-        workers=1, progress=False,
-    )  # fmt: skip
+        model,
+        clients,
+        algorithm,
+        rounds=chosen["rounds"],
+        fraction=1.0,
+        local_epochs=epochs,
+        batch_size=batch,
+        lr=chosen["lr"],
+        momentum=chosen["momentum"],
+        seed=seed,
+        head="",
+        likelihood=GaussianRegression(noise=chosen["noise"]),
+        evaluate_on=None,
+        workers=1,
+        progress=False,
+    )
 
 
 def measure(
     chosen: Settings, trained: Run, truth: Truth, x: Array, y: Array, seen: Array, seed: int
 ) -> dict[str, Any]:
-    """Distances to the truth at the inputs `seen` [N, k, inputs], and certificates of them from the training data x, y."""
+    """Measure distances to the truth, and certificates of them.
+
+    Args:
+        chosen: the settings of the cell.
+        trained: the run on the training data.
+        truth: the true functions.
+        x, y: the training data [N, n, inputs], [N, n], which the certificates need.
+        seen: the inputs [N, k, inputs] of the distances.
+        seed: of the record.
+    """
     problem, algorithm, server = trained.problem, trained.algorithm, trained.state.server
     assert isinstance(algorithm, NIW)
     m = torch.stack([trained.state.store.memories[i]["m"] for i in range(len(x))])
@@ -156,16 +185,17 @@ def measure(
     def distance(theta: Tensor) -> float:
         return float(squared_hellinger(outputs(problem, theta, seen), right, noise).mean())
 
-    own = sample_clients(problem, m, algorithm.p_do, algorithm.eps, count, rng(SERVER, "own"))
-    whole = algorithm.sample(problem, server, count, rng(SERVER, "global")).to(m.dtype)
+    of_clients = sample_clients(
+        problem, m, algorithm.p_do, algorithm.eps, count, rng(SERVER, "own")
+    )
+    of_server = algorithm.sample(problem, server, count, rng(SERVER, "global")).to(m.dtype)
     result: dict[str, Any] = {
-        "hellinger": float(np.mean([distance(theta) for theta in own])),
+        "hellinger": float(np.mean([distance(theta) for theta in of_clients])),
         "at_mean": distance(m),
-        "global": float(np.mean([distance(theta.expand_as(m)) for theta in whole])),
+        "global": float(np.mean([distance(theta.expand_as(m)) for theta in of_server])),
     }
-    smooth = replace(
-        algorithm, p_do=1.0
-    )  # the certificates are for Gaussian q_i, whose KL is exact
+    # the certificates are for Gaussian q_i, whose KL is exact
+    smooth = replace(algorithm, p_do=1.0)
     true_y = truth(x)
     for name, counts, widths in (
         ("printed", problem.federation.num_examples, [algorithm.eps]),
@@ -175,24 +205,11 @@ def measure(
         for eps in widths:
             kl = joint_kl(replace(smooth, eps=eps), problem, m, counts)
             drawn = sample_clients(problem, m, 1.0, eps, count, rng(SERVER, f"width {eps}"))
-            ratio = float(
-                np.mean(
-                    [
-                        log_ratio(y, outputs(problem, theta, x), true_y, noise).sum()
-                        for theta in drawn
-                    ]
-                )
-            )
+            ratios = [log_ratio(y, outputs(problem, theta, x), true_y, noise) for theta in drawn]
+            ratio = float(np.mean([each.sum() for each in ratios]))
             value = certificate(x.shape[1], len(x), -ratio / 2, kl, chosen["zeta"])
-            options.append(
-                (
-                    value,
-                    eps,
-                    float(np.mean([distance(theta) for theta in drawn])),
-                    kl / len(x),
-                    -ratio / len(x),
-                )
-            )
+            mean_distance = float(np.mean([distance(theta) for theta in drawn]))
+            options.append((value, eps, mean_distance, kl / len(x), -ratio / len(x)))
         result[name] = dict(
             zip(("certificate", "eps", "hellinger", "kl", "loss"), min(options), strict=True)
         )
@@ -200,20 +217,17 @@ def measure(
 
 
 def outputs(problem: Problem, theta: Tensor, x: Array) -> Array:
-    """f_theta_i(x_i) [N, n] for theta [N, d] and inputs [N, n, inputs]."""
+    """Return f_theta_i(x_i) [N, n] for theta [N, d] and inputs [N, n, inputs]."""
     with torch.no_grad():
         weights = start_weights(problem, theta, {}, len(theta))
-        return (
-            problem.network.outputs(weights, torch.from_numpy(x.astype(np.float32)))[..., 0]
-            .double()
-            .numpy()
-        )
+        values = problem.network.outputs(weights, torch.from_numpy(x.astype(np.float32)))
+        return values[..., 0].double().numpy()
 
 
 def sample_clients(
     problem: Problem, m: Tensor, p_do: float, eps: float, count: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """`count` draws of all clients' weights [N, d] from the spiky mixtures q_i (eq:spiky2)."""
+    """Draw all clients' weights [N, d] `count` times, from the spiky mixtures q_i (eq:spiky2)."""
     columns, drawn = problem.network.columns, []
     drops = columns.drops(p_do, generator) if p_do < 1.0 else None
     for _ in range(count):
@@ -227,10 +241,10 @@ def sample_clients(
 
 
 def joint_kl(algorithm: NIW, problem: Problem, m: Tensor, counts: int) -> float:
-    """KL(q(phi) prod_i q_i || p(phi) prod_i p(theta_i | phi)) for q_i = N(m_i, eps^2 I), and the best m0 and V0 of q(phi).
+    """Return KL(q(phi) prod_i q_i || p(phi) prod_i p(theta_i | phi)) for q_i = N(m_i, eps^2 I).
 
-    l0 and n0 have `counts` added to the prior's: |D| is what the paper says, and N what conjugacy gives, because q(phi) has seen
-    N weight vectors.
+    q(phi) has its best m0 and V0. l0 and n0 have `counts` added to the prior's: |D| is what the
+    paper says, and N what conjugacy gives, because q(phi) has seen N weight vectors.
     """
     seen = Problem(problem.network, problem.likelihood, Federation(len(m), counts))
     start: Arrays = {"m0": m.mean(0), "V0": torch.ones_like(m[0])}
@@ -242,34 +256,34 @@ def joint_kl(algorithm: NIW, problem: Problem, m: Tensor, counts: int) -> float:
 
 
 def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[Table]:
-    """Every cell's distances, slopes and bounds. The paper prints no numbers for this."""
-    found = []
+    """Return every cell's distances, slopes and bounds; the paper prints no numbers."""
+    shown = []
     for cell in settings["cells"]:
         chosen = {**settings, **settings["cells"][cell]}
-        mine = on_one_grid([r for r in records if r["key"]["cell"] == cell], "n")
-        each = {
-            variant: [r for r in mine if r["key"]["variant"] == variant]
+        of_cell = on_one_grid([r for r in records if r["key"]["cell"] == cell], "n")
+        variants = {
+            variant: [r for r in of_cell if r["key"]["variant"] == variant]
             for variant in chosen["variants"]
         }
         rows = [
-            (f"{variant}{star(own)}", [r["result"] for r in own])
-            for variant, own in each.items()
-            if own
+            (f"{variant}{star(of_variant)}", [r["result"] for r in of_variant])
+            for variant, of_variant in variants.items()
+            if of_variant
         ]
         if rows:
-            found += [_distances(cell, rows), _bounds(cell, chosen, rows)]
-    return found
+            shown += [_distances(cell, rows), _bounds(cell, chosen, rows)]
+    return shown
 
 
 def figures(settings: Settings, printed: Any, records: Sequence[Record]) -> list[Figure]:
-    """Every cell's distances against n, and the certificates of the first variant."""
-    found = []
+    """Return figures of every cell's distances against n, with the first variant's certificates."""
+    shown = []
     for cell in settings["cells"]:
         chosen = {**settings, **settings["cells"][cell]}
         lines: dict[str, list[Any]] = {}
-        mine = on_one_grid([r for r in records if r["key"]["cell"] == cell], "n")
+        of_cell = on_one_grid([r for r in records if r["key"]["cell"] == cell], "n")
         for variant in chosen["variants"]:
-            results = [r["result"] for r in mine if r["key"]["variant"] == variant]
+            results = [r["result"] for r in of_cell if r["key"]["variant"] == variant]
             if results and not lines:
                 lines["best certificate"] = [
                     [entry["certificate"] for entry in r["best"]] for r in results
@@ -278,8 +292,8 @@ def figures(settings: Settings, printed: Any, records: Sequence[Record]) -> list
             if results:
                 lines[variant] = [r["hellinger"] for r in results]
         if lines:
-            found.append(pictures.distances(cell, mine[0]["result"]["n"], lines))
-    return found
+            shown.append(pictures.distances(cell, of_cell[0]["result"]["n"], lines))
+    return shown
 
 
 def _distances(cell: str, rows: list[tuple[str, list[Any]]]) -> Table:
@@ -294,10 +308,10 @@ def _distances(cell: str, rows: list[tuple[str, list[Any]]]) -> Table:
     ):
         table.add_column(name, justify="left" if name == "posterior" else "right")
     for variant, results in rows:
-        for what, label in (("hellinger", variant), ("global", f"{variant}, global")):
-            values = np.array([r[what] for r in results])
+        for part, label in (("hellinger", variant), ("global", f"{variant}, global")):
+            values = np.array([r[part] for r in results])
             slopes = [
-                [slope(r["n"][k:], r[what][k:]) for r in results]
+                [slope(r["n"][k:], r[part][k:]) for r in results]
                 for k in (0, _late(results[0]["n"]))
             ]
             table.add_row(
@@ -312,7 +326,10 @@ def _distances(cell: str, rows: list[tuple[str, list[Any]]]) -> Table:
 
 
 def _bounds(cell: str, chosen: Settings, rows: list[tuple[str, list[Any]]]) -> Table:
-    """The first variant beside the certificates, and the theorem's terms with the smallest constants that its proof leaves."""
+    """Return a table of the first variant's distances beside bounds on them.
+
+    They are the certificates, and the theorem's terms with the smallest constants of its proof.
+    """
     variant, results = rows[0]
     net = Backbone(1, chosen["hidden"], chosen["inputs"], results[0]["weights"])
     sizes = results[0]["n"]
@@ -349,11 +366,11 @@ def _bounds(cell: str, chosen: Settings, rows: list[tuple[str, list[Any]]]) -> T
 
 
 def deviation(values: Array) -> Any:
-    """The standard deviation over the first axis, 0 for one value."""
+    """Return the standard deviation over the first axis; 0 for one value."""
     return values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1:])
 
 
 def _late(sizes: Sequence[int]) -> int:
-    """Where n >= 256 begins; 0 if fewer than three are so large."""
+    """Return the position where n >= 256 begins; 0 if fewer than three are so large."""
     late = [k for k, n in enumerate(sizes) if n >= 256]
     return late[0] if len(late) >= 3 else 0

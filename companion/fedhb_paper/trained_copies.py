@@ -1,44 +1,48 @@
-"""What test images that were trained on as copies would score: the global prediction of images that clients train on.
+"""The global prediction of images that clients train on.
 
-CIFAR-100-C has every image once in each corruption. A split that every corruption makes for itself, as the paper's, tests on
-images nearly all of which were trained on under other corruptions. A model whose split is by image tells what that is worth:
+CIFAR-100-C has every image once in each corruption. The paper splits each corruption for itself,
+and so tests on images nearly all of which were trained on under other corruptions. A model whose
+split is by image shows how much that raises the score:
 
-    known    images that clients train on, as they are trained on: more than such a test could score
-    novel    the same images under a corruption that nobody trains on, at novel clients: less than it
+    known    images that clients train on, as they are: more than such a test could score
+    novel    these images under a corruption that nobody trains on, at novel clients: less than it
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from fedhb.engine.client_memory import ClientStore
-from fedhb.evaluation.evaluate import global_metrics, mean
+from fedhb.engine.loop import State
+from fedhb.evaluation.evaluate import mean
 from fedhb.runs.run import Run, one_thread
+from fedhb.runs.run_grid import dataset_of
 from fedhb.runs.settings import Settings
-from fedhb_paper.cells import clients_of, dataset_of
+from fedhb_paper.cells import clients_of
 
 KINDS = ("known", "novel")
 COUNT = 100
-"""Training images of a client that are predicted, about as many as it is tested on: batch norm may depend on their number."""
+"""Training images of a client that are predicted, about as many as it is tested on.
+
+Batch norm may depend on their number.
+"""
 
 
 def metrics(run: Run, settings: Settings) -> dict[str, Any]:
-    """The means over clients of the metrics of both kinds; nothing where images have no copies, or are split in another way."""
-    if not dataset_of(settings.dataset, settings.data).groups or settings.group_split != "image":
+    """Return the means over clients of the metrics of both kinds.
+
+    It is empty where images have no copies, or are split in another way.
+    """
+    if (
+        not dataset_of(settings.data.dataset, settings.data.file).groups
+        or settings.data.group_split != "image"
+    ):
         return {}
-    found = {}
+    means = {}
     with one_thread():
         for kind, clients in zip(KINDS, clients_of(run, settings), strict=True):
             if clients is not None:
-                some = clients.with_at_most(COUNT, settings.seed)
-                each = global_metrics(
-                    run.problem,
-                    run.algorithm,
-                    run.state.server,
-                    some,
-                    ClientStore(),
-                    run.rng,
-                    "train",
-                )
-                found[kind] = mean(each)
-    return found
+                fewer = clients.with_at_most(COUNT, settings.seed)
+                evaluation = replace(run.evaluation("train"), state=State(run.state.server))
+                means[kind] = mean(evaluation.global_metrics(fewer))
+    return means

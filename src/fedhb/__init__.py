@@ -1,7 +1,7 @@
 """Hierarchical Bayesian federated learning.
 
-A federated problem goes in (a torch module, clients with data); out comes a global posterior that predicts with calibrated
-uncertainty and personalises itself to a new client.
+A federated problem goes in (a torch module, clients with data); out comes a global posterior that
+predicts with calibrated uncertainty and personalises itself to a new client.
 
     import fedhb
     clients = fedhb.partition.shards(fedhb.data.load("digits"), num_clients=20, shards_per_client=3)
@@ -21,6 +21,7 @@ _WHERE = {
     "fit": "fedhb.runs.fit",
     "load": "fedhb.runs.load",
     "save_personal": "fedhb.runs.load",
+    "Privacy": "fedhb.runs.settings",
     "Run": "fedhb.runs.run",
     "Personal": "fedhb.runs.run",
     "Clients": "fedhb.clients.clients",
@@ -42,6 +43,7 @@ _WHERE = {
     "InputError": "fedhb.errors",
     "Stopped": "fedhb.errors",
     "DivergedError": "fedhb.errors",
+    "FailedRoundError": "fedhb.errors",
 }
 _MODULES = {
     "algorithms": "fedhb.algorithms",
@@ -74,11 +76,12 @@ if TYPE_CHECKING:
     from fedhb.clients import partition
     from fedhb.clients.clients import Clients
     from fedhb.engine.loop import Callback
-    from fedhb.errors import DivergedError, InputError, Stopped
+    from fedhb.errors import DivergedError, FailedRoundError, InputError, Stopped
     from fedhb.network import nets
     from fedhb.runs.fit import fit
     from fedhb.runs.load import load, save_personal
     from fedhb.runs.run import Personal, Run
+    from fedhb.runs.settings import Privacy
 
 
 def __getattr__(name: str) -> Any:
@@ -91,7 +94,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is, also before its first use."""
+    """Return the public names, also before their first use."""
     return sorted({*globals(), *__all__})
 
 
@@ -103,6 +106,7 @@ __all__ = [
     "DivergedError",
     "EmpiricalBayes",
     "Ensemble",
+    "FailedRoundError",
     "FedAvg",
     "FedBABU",
     "FedBE",
@@ -115,6 +119,7 @@ __all__ = [
     "Mixture",
     "PFedBayes",
     "Personal",
+    "Privacy",
     "Run",
     "Stopped",
     "__version__",

@@ -1,8 +1,8 @@
-"""The ways a run can end early. Each message names the value at fault and the remedy."""
+"""The ways in which a run can end early. Each message names the wrong value and the remedy."""
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong: a setting, a file, a folder. The command line exits with code 2."""
+    """A setting, a file or a folder of the user is wrong. The command line exits with code 2."""
 
 
 class Stopped(RuntimeError):
@@ -10,7 +10,11 @@ class Stopped(RuntimeError):
 
 
 class DivergedError(Stopped):
-    """Training produced numbers that are not finite."""
+    """Training produced numbers that are not finite. A comparison goes on without the run."""
+
+
+class FailedRoundError(Stopped):
+    """A round has no result: too few answers came, or answers that do not fit their clients."""
 
 
 class WorkersError(Stopped):
@@ -18,5 +22,5 @@ class WorkersError(Stopped):
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in a line: some errors come without a word."""
+    """Return the first line of an error's message, or its type where it has no message."""
     return (str(error) or type(error).__name__).splitlines()[0]

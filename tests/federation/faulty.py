@@ -1,4 +1,5 @@
-"""Stands in a test's app for fedhb_app/client_app.py: the real ClientApp, spoiled where the node's config says so.
+"""Stands in a test's app for fedhb_app/client_app.py: the real ClientApp, spoiled where the node's
+config says so.
 
 faults="SEED/ROUND/ATTEMPT/KIND,...": the fault happens in the run with this seed alone.
 """
@@ -41,7 +42,7 @@ def train(message, context):
     reply = real(message, context)
     if "late" in kinds:
         time.sleep(float(context.node_config["late"]))
-    found = {key: array.numpy().copy() for key, array in reply.content["found"].items()}
+    found = {key: array.numpy().copy() for key, array in reply.content["answer"].items()}
     for kind in kinds:
         if kind == "nan":
             found["m"][0, 5] = np.nan
@@ -51,5 +52,5 @@ def train(message, context):
             found["m"] = found["m"][:, :-1]
         elif kind == "norm":
             found["m"] *= 1e5
-    reply.content["found"] = ArrayRecord({key: Array(value) for key, value in found.items()})
+    reply.content["answer"] = ArrayRecord({key: Array(value) for key, value in found.items()})
     return reply

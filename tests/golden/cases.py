@@ -1,4 +1,5 @@
-"""Short runs of everything that has numbers: their results must stay what they are while the code around them changes.
+"""Short runs of everything that has numbers: their results must stay what they are while the code
+around them changes.
 
 Each case is a function that takes an empty folder and returns arrays by name.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,26 +21,18 @@ from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import ALGORITHMS, build
+from fedhb.answers.privacy import Private
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))  # where the in-process nodes are
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))  # where the in-process nodes are
 
 Numbers = dict[str, np.ndarray]
 
-NAMES = {"empirical-bayes": "niw", "niw": "niw"} if "empirical-bayes" not in ALGORITHMS else {}
 PRINTED = {"dof": "full", "update": "full", "kl_weight": 1e-4, "num_samples": 1, "average": 0.0}
-PRIVACY = "fedhb.privacy" if NAMES else "fedhb.answers.privacy"
 
 
 def made(name: str, **options: Any) -> Any:
-    """An algorithm by its name with these settings."""
-    if NAMES:
-        return build(NAMES.get(name, name), options)
-    return build(
-        name, {key: value for key, value in options.items() if (name, key) not in CONSTANT}
-    )
-
-
-CONSTANT: set[tuple[str, str]] = set()
+    """Return an algorithm by its name with these settings."""
+    return build(name, options)
 
 
 def clients(server_share: int = 0, **options: Any) -> fedhb.Clients:
@@ -159,11 +151,11 @@ def resumed(algorithm: Any, folder: Path) -> Numbers:
 
 def private(algorithm: Any, folder: Path) -> Numbers:
     """A private run with a known key. Its noise also depends on a hash of the sums: here it does not."""
-    Private = importlib.import_module(PRIVACY).Private
     (folder / "run").mkdir()
     (folder / "run" / "noise.key").write_bytes(bytes(range(32)))
+    settings = fedhb.Privacy(noise=0.5, clip=0.5)
     with mock.patch.object(Private, "mark", lambda self, summary: "sums"):
-        return numbers(fit(algorithm, out=folder / "run", dp_noise=0.5, dp_clip=0.5))
+        return numbers(fit(algorithm, out=folder / "run", privacy=settings))
 
 
 def held_out(algorithm: Any) -> Numbers:
@@ -187,7 +179,7 @@ def predicted(algorithm: Any, folder: Path) -> Numbers:
 
 
 def evaluation(algorithm: Any, folder: Path) -> Numbers:
-    """What evaluation.json says of the posterior."""
+    """Return the numbers of evaluation.json that describe the posterior."""
     import json
 
     fit(algorithm, out=folder / "run")
@@ -208,7 +200,7 @@ def on_flower(name: str, folder: Path, **changes: Any) -> Numbers:
 
     small = {
         "dataset": "digits", "num_clients": 3, "shards_per_client": 4, "max_examples": 40, "fraction": 1.0, "rounds": 2,
-        "batch_size": 10, "personal_epochs": 1, "workers": 1, "algorithm": NAMES.get(name, name),
+        "batch_size": 10, "personal_epochs": 1, "workers": 1, "algorithm": name,
         "model": {"name": "mlp", "hidden": 6},
     }  # fmt: skip
     settings = Settings.resolve(small | changes, {})

@@ -1,4 +1,4 @@
-"""Federated training that every contender does: the same network, data, cohorts and order of the examples."""
+"""The task of all contenders: one network, data, cohorts and order of the examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained by whom: SGD, one local epoch.
+    """Federated training with SGD and one local epoch.
 
     Attributes:
         net: the name of a network in `fedhb.nets`.
@@ -32,7 +32,7 @@ class Task:
         per_round: N_f, clients in a round.
         batch_size, lr, momentum: of the clients' SGD.
         batch_norm: by running statistics, or by those of the batch.
-        num_classes: labels are random, and so are the inputs: a round costs the same whatever they are.
+        num_classes: labels and inputs are random; the cost of a round does not depend on them.
         options: the network's own.
     """
 
@@ -49,13 +49,13 @@ class Task:
     options: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def model(self) -> nn.Module:
-        """The network that all begin with."""
+        """Return the network that all contenders begin with."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             return nets.build(self.net, self.shape, self.num_classes, **self.options)
 
     def ordinary(self) -> nn.Module:
-        """The same as others would write it: of torch's own convolutions."""
+        """Return this network with torch's own convolutions, as others would write it."""
         model = self.model()
         for module in model.modules():
             if isinstance(module, Same):
@@ -68,19 +68,19 @@ class Task:
         return model
 
     def examples_of(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [n, ...] (float32, uniform in -1..1) and labels [n] of one client."""
+        """Return inputs [n, ...] (float32, uniform in -1..1) and labels [n] of one client."""
         rng = np.random.default_rng([SEED, client])
         x = rng.random((self.examples, *self.shape), dtype=np.float32) * 2 - 1
         return x, rng.integers(0, self.num_classes, self.examples)
 
     def clients(self) -> Clients:
-        """All clients, as fedhb holds them."""
+        """Return all clients, as fedhb holds them."""
         return Clients.from_arrays(
             [self.examples_of(k) for k in range(self.num_clients)], num_classes=self.num_classes
         )
 
     def problem(self, clients: Clients) -> Problem:
-        """The problem, as fedhb states it."""
+        """Return the problem, as fedhb states it."""
         network = Network(self.model(), batch_norm=self.batch_norm, scaling=clients.scaling)
         return Problem(
             network,
@@ -89,20 +89,20 @@ class Task:
         )
 
     def plan(self, update: str) -> Plan:
-        """How a client trains."""
+        """Return how a client trains."""
         return Plan(1, self.batch_size, self.lr, self.momentum, train_head=update == "full")
 
     @property
     def fraction(self) -> float:
-        """f."""
+        """The share of the clients in a round, f."""
         return self.per_round / self.num_clients
 
     def cohort(self, round_number: int) -> list[int]:
-        """The clients of a round: those that fedhb's engine draws."""
+        """Return the clients of a round: those that fedhb's engine draws."""
         return cohort(self.num_clients, self.fraction, Randomness(SEED, round_number))
 
     def order(self, round_number: int, client: int) -> Tensor:
-        """The order of a client's examples in a round: as fedhb's engine shuffles them."""
+        """Return the order of a client's examples in a round, as fedhb's engine shuffles them."""
         return torch.randperm(
             self.examples, generator=Randomness(SEED, round_number)(client, "order")
         )

@@ -1,8 +1,9 @@
-"""Flower as a contender: its simulation on Ray, with the FedAvg strategy and a client as its documents write one.
+"""Flower as a contender: its simulation on Ray.
 
-One actor per core, one torch thread in each. A client keeps its examples in the actor's memory, which spares Flower the loading.
-The simulation lives in a process of its own and runs a round (`strategy.start` with one) whenever it is told to, so that it takes
-turns with the other contenders; its start-up is measured apart.
+It has the FedAvg strategy and a client as Flower's documents write one, one actor for each core,
+and one torch thread in each actor. A client keeps its examples in the actor's memory, which spares
+Flower the loading. The simulation is in a process of its own and runs one round (`strategy.start`)
+for each request, so that it takes turns with the other contenders; its start-up is measured apart.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -20,72 +20,68 @@ from pathlib import Path
 from typing import Any
 
 from fedhb.engine.cohort import cores
+from fedhb.processes import start
 from fedhb_paper.bench.bench_task import Task
 
 EXTRA = "bench-peers"
 
 
 def missing() -> str | None:
-    """Why Flower is left out, or None where it is installed."""
+    """Return why Flower is left out, or None where it is installed."""
     absent = [name for name in ("flwr", "ray") if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
     return (
-        f"flower left out: {' and '.join(absent)} not installed (pip install 'fedhb-paper[{EXTRA}]')"
-        if absent
-        else None
+        f"flower left out: {' and '.join(absent)} not installed "
+        f"(pip install 'fedhb-paper[{EXTRA}]')"
     )
 
 
 class Flower:
-    """FedAvg by Flower's simulation. `startup`: seconds from a fresh interpreter to the end of the first round."""
+    """FedAvg by Flower's simulation.
+
+    `startup` has the seconds from a fresh interpreter to the end of the first round.
+    """
 
     def __init__(self, task: Task):
-        begun = time.perf_counter()
-        context = multiprocessing.get_context("spawn")  # Ray does not survive a fork
+        started = time.perf_counter()
         self._folder = tempfile.TemporaryDirectory(prefix="flower-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name, "log")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_simulate, args=(theirs, task, cores(), self._folder.name)
-        )
-        self._process.start()
-        theirs.close()
+        # Ray does not survive a fork
+        self._child = start("spawn", _simulate, task, cores(), self._folder.name)
         try:
             self()
         except RuntimeError:
             self.close()
             raise
-        self.startup = time.perf_counter() - begun
+        self.startup = time.perf_counter() - started
 
     def __call__(self) -> None:
-        """One round."""
+        """Run one round."""
         self._ask("round")
 
     def weights(self) -> dict[str, Any]:
-        """The global network by the names of its tensors, as arrays."""
+        """Return the global network by the names of its tensors, as arrays."""
         return self._ask("weights")
 
-    def _ask(self, what: str) -> Any:
+    def _ask(self, request: str) -> Any:
         try:
-            self._pipe.send(what)
-            return self._pipe.recv()
+            self._child.pipe.send(request)
+            return self._child.pipe.recv()
         except (EOFError, OSError):
-            raise RuntimeError(
-                f"Flower's simulation ended; the last of what it said:\n{self._log.read_text()[-2000:]}"
-            ) from None
+            end = self._log.read_text()[-2000:]
+            raise RuntimeError(f"Flower's simulation ended; the end of its log:\n{end}") from None
 
     def close(self) -> None:
         """End the simulation."""
         with contextlib.suppress(OSError):  # it has ended by itself
-            self._pipe.send("stop")
-        self._process.join(timeout=60)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+            self._child.pipe.send("stop")
+        self._child.stop(patience=60.0)
         self._folder.cleanup()
 
 
 def _simulate(pipe: Connection, task: Task, actors: int, folder: str) -> None:
-    """The simulation, until it is told to stop. What it prints and writes goes to the folder."""
+    """Run the simulation until it is told to stop. Its prints and its files go to the folder."""
     with Path(folder, "log").open("w") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
@@ -94,7 +90,7 @@ def _simulate(pipe: Connection, task: Task, actors: int, folder: str) -> None:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # as the other contenders: by default Ray's workers yield to everyone
+        "RAY_worker_niceness": "0",  # as the other contenders: by default Ray's workers yield
     }
     from flwr.app import ArrayRecord, ConfigRecord, Context
     from flwr.serverapp import Grid, ServerApp
@@ -110,8 +106,8 @@ def _simulate(pipe: Connection, task: Task, actors: int, folder: str) -> None:
             fraction_train=task.fraction, fraction_evaluate=0.0, min_train_nodes=task.per_round
         )
         done = 0
-        while (asked := pipe.recv()) != "stop":
-            if asked == "round":
+        while (request := pipe.recv()) != "stop":
+            if request == "round":
                 done += 1
                 config = ConfigRecord({"turn": done})
                 arrays = strategy.start(
@@ -119,7 +115,7 @@ def _simulate(pipe: Connection, task: Task, actors: int, folder: str) -> None:
                 ).arrays
             pipe.send(
                 {name: array.numpy() for name, array in arrays.items()}
-                if asked == "weights"
+                if request == "weights"
                 else None
             )
 

@@ -1,4 +1,4 @@
-"""The machine that the numbers were made on: what it is, and how fast it reads memory and multiplies."""
+"""The machine of the measurements: what it is, and how fast it reads memory and multiplies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedhb.engine.cohort import cores
 from fedhb_paper.bench.processes import Tell
 
 ARRAY_BYTES = 2**30
-"""Read to measure bandwidth: several times any cache that one process is likely to have to itself."""
+"""Bytes that are read to measure bandwidth: several times the cache of one process."""
 
 
 def describe(tell: Tell) -> dict[str, Any]:
-    """The `machine` of results.json: nothing in it names the computer or its owner."""
+    """Return the `machine` of results.json, which does not name the computer or its owner."""
     count = cores()
     tell(0.0, "memory bandwidth")
     bandwidth = {
@@ -44,7 +44,7 @@ def describe(tell: Tell) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     lines = _text(Path("/proc/cpuinfo")).splitlines()
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
@@ -53,13 +53,13 @@ def processor() -> str:
 
 
 def caches() -> dict[str, str]:
-    """The caches that the first core sees, such as {"L2 Unified": "2048K"}; none where the system does not say."""
+    """Return the caches of the first core, where known, such as {"L2 Unified": "2048K"}."""
     folders = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
     return {f"L{_text(f / 'level')} {_text(f / 'type')}": _text(f / "size") for f in folders}
 
 
 def memory_bytes() -> int | None:
-    """The machine's memory."""
+    """Return the machine's memory, where it is known."""
     for line in _text(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
@@ -67,26 +67,26 @@ def memory_bytes() -> int | None:
 
 
 def bandwidth_bytes(threads: int) -> float:
-    """Bytes per second at which a large float32 array is read (summed), the best of five."""
+    """Return the bytes per second at which a large float32 array is summed, the best of five."""
     array = torch.ones(min(ARRAY_BYTES, (memory_bytes() or ARRAY_BYTES) // 8) // 4)
     return array.numel() * 4 / best(threads, lambda: array.sum())
 
 
 def gflops(threads: int, size: int = 1024) -> float:
-    """Floating-point operations per nanosecond of a square float32 matrix product, the best of five."""
+    """Return the floating-point operations per nanosecond of a float32 matrix product."""
     a, b = torch.ones(size, size), torch.ones(size, size)
     return 2 * size**3 / best(threads, lambda: a @ b) / 1e9
 
 
 def best(threads: int, function: Callable[[], object]) -> float:
-    """The shortest of five runs on so many threads, in seconds."""
+    """Return the seconds of the shortest of five runs on so many threads."""
     before, seconds = torch.get_num_threads(), []
     torch.set_num_threads(threads)
     try:
         for _ in range(6):  # the first warms up
-            begun = time.perf_counter()
+            started = time.perf_counter()
             function()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
     finally:
         torch.set_num_threads(before)
     return min(seconds[1:])

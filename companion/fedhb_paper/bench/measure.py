@@ -1,4 +1,4 @@
-"""Time side by side: contenders take turns, so that whatever else the machine does hits all of them alike."""
+"""Times side by side: contenders take turns, so that other load hits all of them alike."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def alternate(
     settle: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """The seconds of `repeats` rounds of each contender, after a warm-up.
+    """Return the seconds of `repeats` rounds of each contender, after a warm-up.
 
-    With `settle`, a round before each timed one fills the caches that the contender before has emptied, as in no real run.
+    With `settle`, each contender runs one untimed round before its timed one: the contender
+    before it has emptied the caches, which does not happen in a real run.
     """
     seconds: dict[str, list[float]] = {name: [] for name in rounds}
     for repeat in range(repeats + 1):
@@ -31,21 +32,22 @@ def alternate(
             if settle or not repeat:
                 one_round()
             if repeat:
-                begun = clock()
+                started = clock()
                 one_round()
-                seconds[name].append(clock() - begun)
+                seconds[name].append(clock() - started)
     return seconds
 
 
 def best_of(seconds: dict[str, list[float]], variants: Sequence[str]) -> str:
-    """The variant with the lowest median."""
+    """Return the variant with the lowest median."""
     return min(variants, key=lambda name: statistics.median(seconds[name]))
 
 
 def compare(seconds: Mapping[str, Sequence[float]], scale: float = 1.0) -> dict[str, Any]:
-    """Median seconds (times `scale`) by name, `ratio` to the reference (above 1: faster), and `spread`, the ratio's quartiles.
+    """Return the median seconds (times `scale`) of each contender by its name.
 
-    The ratio is that of the medians; the quartiles are of the ratios within each turn.
+    `ratio` has the ratio of medians to the reference (above 1: faster), `spread` the quartiles of
+    the ratios within each turn.
     """
     middle = {name: scale * statistics.median(times) for name, times in seconds.items()}
     ratio = {name: middle[REFERENCE] / value for name, value in middle.items()}
@@ -57,7 +59,7 @@ def compare(seconds: Mapping[str, Sequence[float]], scale: float = 1.0) -> dict[
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """The lower and the upper quartile (of a single value: itself twice)."""
+    """Return the lower and the upper quartile; of a single value: itself twice."""
     if len(values) == 1:
         return [values[0], values[0]]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -65,7 +67,10 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 def over(seconds: Mapping[str, Sequence[float]], name: str, other: str) -> dict[str, Any]:
-    """How many rounds of `other` a round of `name` costs: the ratio of medians, and the quartiles within each turn."""
+    """Return how many rounds of `other` a round of `name` costs.
+
+    It is the ratio of medians, with the quartiles of the ratios within each turn.
+    """
     ratio = statistics.median(seconds[name]) / statistics.median(seconds[other])
     return {
         "ratio": ratio,

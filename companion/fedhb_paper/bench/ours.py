@@ -1,4 +1,4 @@
-"""fedhb as a contender: rounds by its own loop, on the executor that a user would get."""
+"""fedhb as a contender: rounds of its own loop, on the executor that a user would get."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fedhb_paper.bench.bench_task import SEED, Task
 
 
 class Ours:
-    """One algorithm of fedhb at work on a task; `alone`: in this process on one thread, whatever the machine has."""
+    """One algorithm of fedhb at work on a task.
+
+    With `alone` it works in this process on one thread, however many cores the machine has.
+    """
 
     def __init__(self, name: str, task: Task, clients: Clients, alone: bool = False):
         self.draw, self.problem, self.algorithm = task.cohort, task.problem(clients), build(name)
@@ -27,26 +30,19 @@ class Ours:
         self.executor = InProcess(*parts) if alone else Automatic(*parts, training=self.training)
 
     def __call__(self) -> None:
-        """One round."""
+        """Run one round."""
         torch.set_num_threads(1)  # as `fit` does
         one_round(self.problem, self.algorithm, self.draw, self.training, self.state, self.executor)
 
     def weights(self) -> dict[str, Tensor]:
-        """The server's network by the names of its tensors, for algorithms that keep one."""
+        """Return the server's network by the names of its tensors, where it keeps one."""
         network, server = self.problem.network, self.state.server
-        body = {slot.name: slot.of(server["theta"]) for slot in network.body_slots}
-        head = {
-            slot.name: slot.of(server["head"]) for slot in network.head_slots if "head" in server
-        }
-        return (
-            body
-            | head
-            | {
-                slot.name: slot.of(server["buffers"])
-                for slot in network.buffer_slots
-                if "buffers" in server
-            }
-        )
+        weights = {slot.name: slot.of(server["theta"]) for slot in network.body_slots}
+        if "head" in server:
+            weights |= {slot.name: slot.of(server["head"]) for slot in network.head_slots}
+        if "buffers" in server:
+            weights |= {slot.name: slot.of(server["buffers"]) for slot in network.buffer_slots}
+        return weights
 
     def close(self) -> None:
         """Stop its workers."""

@@ -1,6 +1,7 @@
-"""FedAvg without fedhb: as one writes it in plain PyTorch, and by hand at the limit of what this machine can do.
+"""FedAvg without fedhb: in plain PyTorch, and by hand at the limit of this machine.
 
-They do the work of fedhb's FedAvg on the same cohorts and batches, and find the same weights up to rounding (a test checks it).
+Both do the work of fedhb's FedAvg on the same cohorts and batches, and find the same weights up to
+rounding (a test checks it).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedhb_paper.bench.processes import Team, shared_floats
 
 
 class PlainTorch:
-    """Federated averaging as one writes it: for each client a copy of the model, an optimiser, a loop over batches.
+    """Federated averaging as in a tutorial: a model copy, an optimiser and a loop per client.
 
     The examples are float32 tensors in memory, so that no data loader is in the way.
     """
@@ -29,30 +30,31 @@ class PlainTorch:
         self.data = views(task, clients)
 
     def __call__(self) -> None:
-        """One round."""
+        """Run one round."""
         torch.set_num_threads(self.threads)
         self.done += 1
         cohort = self.task.cohort(self.done)
         total: dict[str, Tensor] = {}
         for k in cohort:
-            found = train(
-                copy.deepcopy(self.model), *self.data[k], self.task.order(self.done, k), self.task
-            ).state_dict()
-            total = {name: total[name] + value if total else value for name, value in found.items()}
-        self.model.load_state_dict(
-            {name: value / len(cohort) for name, value in total.items()}
-        )  # clients are of one size
+            order = self.task.order(self.done, k)
+            trained = train(copy.deepcopy(self.model), *self.data[k], order, self.task)
+            weights = trained.state_dict()
+            total = {
+                name: total[name] + value if total else value for name, value in weights.items()
+            }
+        # the plain mean: all clients have the same number of examples
+        self.model.load_state_dict({name: value / len(cohort) for name, value in total.items()})
 
     def weights(self) -> dict[str, Tensor]:
-        """The global network by the names of its tensors."""
+        """Return the global network by the names of its tensors."""
         return self.model.state_dict()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, order: Tensor, task: Task) -> nn.Module:
-    """One epoch of SGD."""
+    """Train the model for one epoch of SGD, and return it."""
     model.train()
     optimiser = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     for batch in order.split(task.batch_size):
@@ -63,7 +65,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, order: Tensor, task: Task) -> 
 
 
 def views(task: Task, clients: Clients) -> list[tuple[Tensor, Tensor]]:
-    """The examples of each client, which lie one after another in the pool."""
+    """Return the examples of each client, which lie one after another in the pool."""
     x, y = clients.train.x, clients.train.y
     return [
         (x[s : s + task.examples], y[s : s + task.examples])
@@ -72,15 +74,17 @@ def views(task: Task, clients: Clients) -> list[tuple[Tensor, Tensor]]:
 
 
 class Handwritten:
-    """The MLP's gradients by hand, for all clients of a share at once, the step in place: nothing is computed or stored twice.
+    """The MLP's gradients by hand, for all clients of a share at once, with the step in place.
 
-    For C clients, a batch x [C, B, f] and weights W1 [C, h, f], b1 [C, h], W2 [C, k, h], b2 [C, k]:
+    Nothing is computed or stored twice. For C clients, a batch x [C, B, f] and weights
+    W1 [C, h, f], b1 [C, h], W2 [C, k, h], b2 [C, k]:
 
         u = relu(x W1' + b1);  p = softmax(u W2' + b2) - onehot(y)
         q = (p W2) * (u > 0)                                             before W2 moves
         W2 -= lr/B p' u;  b2 -= lr/B sum_B p;  W1 -= lr/B q' x;  b1 -= lr/B sum_B q
 
-    With `processes` > 1 the cohort is dealt to so many forked helpers with one thread each, else it is one share on `threads`.
+    With `processes` > 1 the cohort is dealt to so many forked helpers with one thread each, else
+    it is one share on `threads`.
     """
 
     def __init__(self, task: Task, clients: Clients, processes: int = 1, threads: int = 1):
@@ -97,7 +101,7 @@ class Handwritten:
         self.team = Team(processes, self._share) if processes > 1 else None
 
     def __call__(self) -> None:
-        """One round."""
+        """Run one round."""
         torch.set_num_threads(self.threads)
         self.done += 1
         if self.team is None:
@@ -107,7 +111,7 @@ class Handwritten:
         torch.sum(self.sums, 0, out=self.vector).div_(self.task.per_round)
 
     def _share(self, helper: int, round_number: int) -> None:
-        """Every so-manieth client of the cohort, into this helper's row of `sums`."""
+        """Train this helper's part of the cohort; its row of `sums` gets the sum of weights."""
         cohort = self.task.cohort(round_number)[helper :: len(self.sums)]
         trained = self._train(cohort, round_number) if cohort else None
         self.sums[helper] = (
@@ -137,7 +141,7 @@ class Handwritten:
         return [W1, b1, W2, b2]
 
     def weights(self) -> dict[str, Tensor]:
-        """The global network by the names of its tensors."""
+        """Return the global network by the names of its tensors."""
         parts = self.vector.split([shape.numel() for shape in self.shapes.values()])
         return {
             name: part.view(shape)
@@ -151,9 +155,9 @@ class Handwritten:
 
 
 class PlainProcesses:
-    """Plain PyTorch dealt to one forked process per core, images and weights in channels-last layout.
+    """Plain PyTorch dealt to one forked process per core, in channels-last layout.
 
-    The limit for a network of convolutions, whose own kernels take nearly all of the time.
+    It is the limit for a network of convolutions, whose kernels take nearly all of the time.
     """
 
     def __init__(self, task: Task, clients: Clients, processes: int):
@@ -171,7 +175,7 @@ class PlainProcesses:
         self.team = Team(processes, self._share)
 
     def __call__(self) -> None:
-        """One round."""
+        """Run one round."""
         torch.set_num_threads(1)
         self.done += 1
         self.team(self.done)
@@ -181,18 +185,14 @@ class PlainProcesses:
         _fill(self.numbers, self.vector)
         self.sums[helper] = 0.0
         for k in self.task.cohort(round_number)[helper :: len(self.sums)]:
-            found = train(
-                copy.deepcopy(self.model),
-                *self.data[k],
-                self.task.order(round_number, k),
-                self.task,
-            )
+            order = self.task.order(round_number, k)
+            trained = train(copy.deepcopy(self.model), *self.data[k], order, self.task)
             self.sums[helper] += _flat(
-                [value for value in found.state_dict().values() if value.is_floating_point()]
+                [value for value in trained.state_dict().values() if value.is_floating_point()]
             )
 
     def weights(self) -> dict[str, Tensor]:
-        """The global network by the names of its tensors."""
+        """Return the global network by the names of its tensors."""
         _fill(self.numbers, self.vector)
         return self.model.state_dict()
 
@@ -211,6 +211,6 @@ def _fill(values: Sequence[Tensor], vector: Tensor) -> None:
 
 
 def agreement(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest difference between two networks' numbers, among the tensors that both have."""
+    """Return the largest difference between two networks, over the tensors that both have."""
     both = [name for name in ours if name in theirs and ours[name].is_floating_point()]
     return max(float((ours[name] - theirs[name]).abs().max()) for name in both)

@@ -1,4 +1,4 @@
-"""What W1 and W2 share: FedAvg by every contender, the other algorithms beside it, on one task."""
+"""The part that W1 and W2 share: all contenders on one task, and the table of their times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedhb_paper.bench.processes import Tell
 OURS = ("fedavg", "fedbabu", "niw", "mixture")
 MEANING = {
     "plain_torch_1": "plain PyTorch, one client after another, 1 thread",
-    "plain_torch_best": "the same, on 1 thread or all cores, whichever is faster",
+    "plain_torch_best": "plain PyTorch, on 1 thread or all cores, whichever is faster",
     "handwritten": "FedAvg by hand, all cores: the limit",
     "fedavg": "fedhb, FedAvg",
     "fedbabu": "fedhb, FedBABU",
@@ -40,7 +40,16 @@ def side_by_side(
     settle: bool,
     scale: float = 1.0,
 ) -> dict[str, Any]:
-    """All contenders in turn; `limits` make the variants of the hand-written one. Seconds are multiplied by `scale`."""
+    """Measure all contenders in turn.
+
+    Args:
+        task, clients: what is trained.
+        limits: functions that make the variants of the hand-written contender, by name.
+        repeats: timed rounds of every contender.
+        tell: is told of the progress.
+        settle: whether a round before each timed one fills the caches (see `alternate`).
+        scale: a factor of all seconds.
+    """
     notes = []
     contenders: dict[str, Any] = {}
     try:
@@ -93,7 +102,7 @@ def side_by_side(
 
 
 def table(results: Mapping[str, Any], title: str) -> Table:
-    """Contenders by seconds a round and ratio to plain PyTorch on one thread."""
+    """Return a table of the contenders: seconds a round, and the ratio to plain PyTorch."""
     caption = [
         f"{name} over FedBABU: {results[f'{name}_over_fedbabu']['ratio']:.2f}"
         for name in ("niw", "mixture")
@@ -101,7 +110,8 @@ def table(results: Mapping[str, Any], title: str) -> Table:
     if "flower_startup" in results:
         caption.append(f"Flower's start-up: {results['flower_startup']:.1f} s")
     caption.append(
-        f"fedavg's weights differ from plain PyTorch's by up to {results['agreement']['fedavg']:.0e} after a round"
+        "fedavg's weights differ from plain PyTorch's by up to "
+        f"{results['agreement']['fedavg']:.0e} after a round"
     )
     shown = Table(
         "contender",

@@ -1,4 +1,4 @@
-"""W1: rounds of a small network, by every contender; then what a round of each of fedhb's algorithms costs."""
+"""W1: rounds of a small network by every contender, and of each of fedhb's algorithms."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from rich.table import Table
 
 from fedhb.algorithms import ALGORITHMS
 from fedhb.engine.cohort import cores
+from fedhb.processes import can_fork
 from fedhb_paper.bench.bench_task import Task
 from fedhb_paper.bench.measure import alternate, over
 from fedhb_paper.bench.ours import Ours
 from fedhb_paper.bench.peers import Handwritten
-from fedhb_paper.bench.processes import Tell, apart, can_fork
+from fedhb_paper.bench.processes import Tell, apart
 from fedhb_paper.bench.side_by_side import side_by_side, table
 
 SIZE = Task("mlp", (784,), num_clients=100, examples=600, per_round=10, options={"hidden": 256})
@@ -24,34 +25,38 @@ REPEATS = 15
 
 
 def measure(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
-    """The contenders' wall time, and `algorithms`: each one's processor time on one thread, and its ratio to FedBABU."""
+    """Measure the contenders' wall time, and the processor time of every algorithm.
+
+    `algorithms` has each algorithm's time on one thread, and its ratio to FedBABU's.
+    """
     # first: the contenders will use a second thread
     algorithms = apart(
         every_algorithm,
         size,
         repeats,
-        tell=lambda share, what: tell(0.5 * share, f"every algorithm: {what}"),
+        tell=lambda share, text: tell(0.5 * share, f"every algorithm: {text}"),
     )
     clients = size.clients()
     limits = {"handwritten_threads": lambda: Handwritten(size, clients, threads=cores())}
     if can_fork() and cores() > 1:
         limits["handwritten_processes"] = lambda: Handwritten(size, clients, processes=cores())
 
-    def told(share: float, what: str) -> None:
-        tell(0.5 + 0.5 * share, what)
+    def tell_rest(share: float, text: str) -> None:
+        tell(0.5 + 0.5 * share, text)
 
-    return side_by_side(size, clients, limits, repeats, told, settle=True) | {
-        "algorithms": algorithms
-    }
+    results = side_by_side(size, clients, limits, repeats, tell_rest, settle=True)
+    return results | {"algorithms": algorithms}
 
 
 def every_algorithm(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
-    """A round of each registered algorithm in one process on one thread, in processor time: what it costs, whatever else runs."""
+    """Measure a round of each registered algorithm, in one process on one thread.
+
+    The time is processor time, which does not depend on the other load of the machine.
+    """
     clients = size.clients()
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="fedbe has no server inputs"
-        )  # known: its distillation is not in the table
+        # known: its distillation is not in the table
+        warnings.filterwarnings("ignore", message="fedbe has no server inputs")
         rounds = {name: Ours(name, size, clients, alone=True) for name in ALGORITHMS}
     seconds = alternate(rounds, repeats, tell, clock=time.process_time)
     return {
@@ -61,9 +66,10 @@ def every_algorithm(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """The contenders, and every algorithm."""
-    what = (
-        "100 clients x 600 examples, 10 in a round, MLP 784-256-10, batches of 50, one epoch of SGD"
+    """Return the tables of the contenders and of every algorithm."""
+    title = (
+        "W1: 100 clients x 600 examples, 10 in a round, MLP 784-256-10, batches of 50, "
+        "one epoch of SGD"
     )
     every = Table("algorithm", title="W1: a round of every algorithm, processor time of one thread")
     for header in ("seconds", "ratio to FedBABU", "quartiles"):
@@ -73,4 +79,4 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
         every.add_row(
             name, f"{row['seconds']:.4f}", f"{row['ratio']:.2f}", f"{low:.2f} .. {high:.2f}"
         )
-    return [table(results, f"W1: {what}"), every]
+    return [table(results, title), every]

@@ -1,7 +1,8 @@
-"""W2: rounds of MobileNet by the protocol of the CIFAR experiments but for their crops and flips, by every contender.
+"""W2: rounds of MobileNet by every contender, as in the CIFAR experiments without crops and flips.
 
-A round of 10 clients x 500 images takes minutes on a small machine. By default each client has 100 images, and the seconds are
-multiplied by five. What a round costs once, such as averaging, is then counted five times, for every contender alike.
+A round of 10 clients x 500 images takes minutes on a small machine. By default each client has 100
+images, and the seconds are multiplied by five. The costs that a round has only once, such as
+averaging, then count five times, for every contender alike.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ REPEATS = 3
 
 
 def measure(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
-    """The contenders' wall time for a round of 500 images a client."""
+    """Measure the contenders' wall time for a round of 500 images a client."""
     clients, scale = size.clients(), EXAMPLES / size.examples
     limits = {"handwritten_processes": lambda: PlainProcesses(size, clients, cores())}
     results = side_by_side(size, clients, limits, repeats, tell, settle=False, scale=scale)
@@ -42,8 +43,12 @@ def measure(size: Task, repeats: int, tell: Tell) -> dict[str, Any]:
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """The contenders."""
-    title = f"W2: 10 clients x {EXAMPLES} images, MobileNet (3.3 million), batches of 50, one epoch of SGD"
+    """Return the table of the contenders."""
+    title = (
+        f"W2: 10 clients x {EXAMPLES} images, MobileNet (3.3 million), batches of 50, "
+        "one epoch of SGD"
+    )
     if results["scale"] != 1.0:
-        title += f"\nmeasured with {results['measured_examples']} images a client, times {results['scale']:g}"
+        images, scale = results["measured_examples"], results["scale"]
+        title += f"\nmeasured with {images} images a client, times {scale:g}"
     return [table(results, title)]

@@ -1,9 +1,10 @@
 """W3: the server's update at 3.3 million parameters, for 10 to 1,000 clients in a round.
 
-Uploads are made one chunk at a time, outside the clock, as they would arrive. What is timed is all that the server does: the gate
-(`updates.admit`), the algorithm's sums, their addition, and `aggregate`, on one thread. It is compared with `one pass`: the time
-to read the uploads once from memory at the bandwidth measured on one thread. The peak of memory is what the update needs beside
-the server's own arrays and the upload at hand.
+Uploads are made one chunk at a time, outside the clock, as they would arrive. The timed part is all
+that the server does, on one thread: admission (`fedhb.answers.admission`), the algorithm's sums,
+their addition, and `aggregate`. It is compared with `one pass`: the time to read the uploads once
+from memory at the bandwidth measured on one thread. The peak of memory is what the update needs
+beside the server's own arrays and the upload at hand.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fedhb.engine.cohort import chunk_size
 from fedhb.seeding import Randomness
 from fedhb_paper.bench import machine
 from fedhb_paper.bench.bench_task import SEED, Task
-from fedhb_paper.bench.processes import PeakMemory, Tell, apart, own_processes
+from fedhb_paper.bench.memory_use import PeakMemory, own_processes
+from fedhb_paper.bench.processes import Tell, apart
 
 NAMES = ("fedavg", "niw", "mixture")
 
@@ -45,7 +47,10 @@ REPEATS = 5
 
 
 def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
-    """Seconds and memory by algorithm and number of clients; `ratio` is one pass over the seconds."""
+    """Measure seconds and memory by algorithm and number of clients.
+
+    `ratio` is the time of one pass over the seconds.
+    """
     tell(0.0, "memory bandwidth")
     bandwidth = machine.bandwidth_bytes(1)
     results: dict[str, Any] = {
@@ -75,7 +80,7 @@ def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
 
 
 def one_case(name: str, width: float, count: int, repeats: int, tell: Tell) -> dict[str, Any]:
-    """One algorithm with `count` clients in a round."""
+    """Measure one algorithm with `count` clients in a round."""
     task = Task(
         "mobilenet",
         (3, 32, 32),
@@ -99,15 +104,15 @@ def one_case(name: str, width: float, count: int, repeats: int, tell: Tell) -> d
         total: Arrays | None = None
         spent = 0.0
         for start in range(0, clients_in_round, chunk):
-            found = uploads(start, min(chunk, clients_in_round - start))
-            begun = time.perf_counter()
-            admit(found, algorithm.answer, range(len(found["examples"])), rng.round)
-            total = add(total, algorithm.summarise(problem, received, found, rng))
-            spent += time.perf_counter() - begun
+            answers = uploads(start, min(chunk, clients_in_round - start))
+            started = time.perf_counter()
+            admit(answers, algorithm.answer, range(len(answers["examples"])), rng.round)
+            total = add(total, algorithm.summarise(problem, received, answers, rng))
+            spent += time.perf_counter() - started
         assert total is not None
-        begun = time.perf_counter()
+        started = time.perf_counter()
         algorithm.aggregate(problem, server, total, rng)
-        return spent + time.perf_counter() - begun
+        return spent + time.perf_counter() - started
 
     update(min(count, 3))  # warm-up
     peak = PeakMemory(own_processes())
@@ -121,7 +126,10 @@ def one_case(name: str, width: float, count: int, repeats: int, tell: Tell) -> d
 
 
 def upload_maker(sample: Arrays, chunk: int) -> Callable[[int, int], Arrays]:
-    """`make(i, n)`: what n <= chunk clients from number i on send: `sample` [1, ...] plus noise, over the last chunk."""
+    """Return `make(i, n)`: the answers of n <= chunk clients from number i on.
+
+    They are `sample` [1, ...] plus noise; the next call overwrites them.
+    """
     longest = max(value.numel() for value in sample.values())
     noise = torch.from_numpy(
         np.random.default_rng(SEED).standard_normal(2 * longest, dtype=np.float32)
@@ -132,9 +140,8 @@ def upload_maker(sample: Arrays, chunk: int) -> Callable[[int, int], Arrays]:
         for key, buffer in buffers.items():
             if buffer[0].numel() > 1:
                 for k, row in enumerate(buffer[:count]):
-                    start = (
-                        (first + k) * 7919 % longest
-                    )  # another stretch of the same noise for every client
+                    # another stretch of the same noise for every client
+                    start = (first + k) * 7919 % longest
                     torch.add(sample[key][0], _like(noise[start:], row), out=row)
         return {key: buffer[:count] for key, buffer in buffers.items()}
 
@@ -146,9 +153,10 @@ def _like(numbers: Tensor, row: Tensor) -> Tensor:
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """Algorithms and numbers of clients."""
+    """Return the table of algorithms and numbers of clients."""
     title = (
-        f"W3: the server's update, {results['num_params']:,} parameters in the body, one thread, "
+        f"W3: the server's update, {results['num_params']:,} parameters in the body, "
+        "one thread, "
         f"memory read at {results['bandwidth_bytes'] / 1e9:.1f} GB/s"
     )
     shown = Table("algorithm", title=title)

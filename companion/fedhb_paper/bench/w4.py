@@ -1,8 +1,9 @@
 """W4: a large population, of which 100 clients take part in a round of a small network.
 
-A round should cost the same whether a thousand clients exist or a million. Clients share one pool of examples; a client is a list
-of row numbers. Each population is measured in a process of its own: seconds to build it, memory at rest (all processes of the
-engine, shared pages once), then seconds of a round and the rise of memory in it.
+A round should cost the same whether a thousand clients exist or a million. Clients share one pool
+of examples; a client is a list of row numbers. Each population is measured in a process of its
+own: seconds to build it, memory at rest (all processes of the engine, shared pages once), then
+seconds of a round and the rise of memory in it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from rich.table import Table
 from fedhb.clients.clients import Clients, Share
 from fedhb_paper.bench.bench_task import SEED, Task
 from fedhb_paper.bench.measure import quartiles
+from fedhb_paper.bench.memory_use import PeakMemory, own_processes, resident_bytes
 from fedhb_paper.bench.ours import Ours
-from fedhb_paper.bench.processes import PeakMemory, Tell, apart, own_processes, resident_bytes
+from fedhb_paper.bench.processes import Tell, apart
 
 NAMES = ("fedavg", "niw")
 
 
 @dataclass(frozen=True)
 class Size:
-    """The populations, clients in a round, examples of a client, and examples in the pool that all share."""
+    """The populations, clients in a round, examples of a client, and examples in the pool."""
 
     populations: tuple[int, ...] = (1_000, 30_000, 1_000_000)
     per_round: int = 100
@@ -42,7 +44,10 @@ REPEATS = 15
 
 
 def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
-    """Seconds and memory by algorithm and population; `ratio` is the seconds of the smallest population over these."""
+    """Measure seconds and memory by algorithm and population.
+
+    `ratio` is the seconds of the smallest population over these.
+    """
     results: dict[str, Any] = {
         "ratio": {},
         "spread": {},
@@ -61,8 +66,8 @@ def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
         results["spread"].setdefault(name, {})[key] = [
             smallest / q for q in reversed(quartiles(case["seconds"]))
         ]
-        for what in ("build_seconds", "resident_bytes", "round_bytes"):
-            results[what].setdefault(name, {})[key] = case[what]
+        for quantity in ("build_seconds", "resident_bytes", "round_bytes"):
+            results[quantity].setdefault(name, {})[key] = case[quantity]
     return results | {
         "per_round": size.per_round,
         "examples": size.examples,
@@ -71,7 +76,7 @@ def measure(size: Size, repeats: int, tell: Tell) -> dict[str, Any]:
 
 
 def make_clients(size: Size, population: int) -> Clients:
-    """Clients with `examples` rows each of one pool, in a fixed scattered order."""
+    """Return clients with `examples` rows each of one pool, in a fixed scattered order."""
     rng = np.random.default_rng(SEED)
     x = torch.from_numpy(rng.random((size.pool, size.features), dtype=np.float32) * 2 - 1)
     rows = torch.arange(population * size.examples).mul_(7919).remainder_(size.pool)
@@ -81,24 +86,24 @@ def make_clients(size: Size, population: int) -> Clients:
 
 
 def one_case(name: str, size: Size, population: int, repeats: int, tell: Tell) -> dict[str, Any]:
-    """One algorithm on one population."""
-    begun = time.perf_counter()
+    """Measure one algorithm on one population."""
+    started = time.perf_counter()
     clients = make_clients(size, population)
     shape, batch = (size.features,), min(10, size.examples)
     task = Task(
         "mlp", shape, population, size.examples, size.per_round, batch, options={"hidden": 32}
     )
     ours = Ours(name, task, clients)
-    built = time.perf_counter() - begun
+    built = time.perf_counter() - started
     try:
         for _ in range(3):  # warm-up
             ours()
         resting = resident_bytes(own_processes())
         peak, seconds = PeakMemory(own_processes()), []
         for _ in range(repeats):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             ours()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
         return {
             "seconds": seconds,
             "build_seconds": built,
@@ -110,8 +115,11 @@ def one_case(name: str, size: Size, population: int, repeats: int, tell: Tell) -
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """Algorithms and populations."""
-    title = f"W4: {results['per_round']} clients in a round x {results['examples']} examples, MLP {results['features']}-32-10"
+    """Return the table of algorithms and populations."""
+    title = (
+        f"W4: {results['per_round']} clients in a round x {results['examples']} examples, "
+        f"MLP {results['features']}-32-10"
+    )
     shown = Table("algorithm", title=title)
     for header in (
         "clients",
@@ -126,7 +134,7 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
     for name in NAMES:
         for key, seconds in results[name].items():
             low, high = results["spread"][name][key]
-            memory = [results[what][name][key] for what in ("resident_bytes", "round_bytes")]
+            memory = [results[part][name][key] for part in ("resident_bytes", "round_bytes")]
             shown.add_row(
                 name,
                 f"{int(key):,}",

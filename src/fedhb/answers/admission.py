@@ -18,7 +18,7 @@ from fedhb.algorithms.contract import (
     Shares,
     Vector,
 )
-from fedhb.errors import DivergedError, InputError
+from fedhb.errors import DivergedError, FailedRoundError, InputError
 
 Declaration = Mapping[str, Kind]
 
@@ -64,7 +64,7 @@ def admit(
                 f"the algorithm's clients send {key!r}, which its `answer` does not declare: add it"
             )
         if len(value) != len(ids):
-            raise InputError(
+            raise FailedRoundError(
                 f"round {round_number}: {len(ids)} clients answered, but {key!r} has {len(value)} "
                 "rows: the algorithm's local_update must return a row for each client"
             )

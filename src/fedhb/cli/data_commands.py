@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedhb.errors import InputError
+from fedhb.progress_bars import ProgressBars
 
 
 def register(app: typer.Typer, console: Console, errors: Console) -> None:
-    """Add them."""
+    """Add the commands."""
     commands = typer.Typer(
         help="Which data sets are here, what is missing and how to get it.",
         invoke_without_command=True,
@@ -24,7 +24,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
 
     @commands.callback()
     def status(context: typer.Context) -> None:
-        """Which data sets are here, what is missing and how to get it."""
+        """List the data sets: which are here, what is missing and how to get it."""
         if context.invoked_subcommand is not None:
             return
         from fedhb.data import locate, status
@@ -60,21 +60,24 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         name: Annotated[str, typer.Argument(help="cifar-100-c")],
         jobs: Annotated[int | None, typer.Option(min=1, help="processes [one a core]")] = None,
     ) -> None:
-        """Make a data set from one that is here: CIFAR-100-C from the CIFAR-100 test images. Stop it, and it goes on later."""
+        """Make CIFAR-100-C from the CIFAR-100 test images.
+
+        When it is stopped, the same command goes on.
+        """
         from fedhb.data import cifar_c, locate
 
         if name != cifar_c.NAME:
             raise InputError(
                 f"{name!r} cannot be made: only {cifar_c.NAME} can; see `fedhb data` for the others"
             )
-        shown = Making(errors)
+        progress = CorruptionProgress(errors)
         try:
-            folder = cifar_c.make(jobs or os.cpu_count() or 1, shown.tell)
+            folder = cifar_c.make(jobs or os.cpu_count() or 1, progress.tell)
         except KeyboardInterrupt:
             errors.print("\nstopped; the same command goes on where it was")
             raise
         finally:
-            shown.close()
+            progress.close()
         console.print(
             f"{name} is in {folder}; check it with: sha256sum -c {locate.SUMS}",
             highlight=False,
@@ -83,37 +86,26 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         )
 
 
-class Making:
-    """A bar over all images, or where there is no terminal a line for each corruption that is done."""
+class CorruptionProgress:
+    """A bar over all images; without a terminal, a line for each corruption that is done."""
 
     def __init__(self, console: Console):
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        self.console = console
-        self.bar = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
-        self.task = self.bar.add_task("", total=None)
-        self.done: dict[str, int] = {}
-        self.bar.start()
+        self._console = console
+        self._bars = ProgressBars(console)
+        self._done: dict[str, int] = {}
 
     def tell(self, name: str, more: int, total: int) -> None:
-        """So many more of all images are done, of this corruption."""
+        """Count `more` images of the corruption `name` as done; `total` are those of all."""
         from fedhb.data.corruptions import CORRUPTIONS
 
-        self.done[name] = self.done.get(name, 0) + more
-        self.bar.update(self.task, description=name, total=total, advance=more)
-        if not self.console.is_terminal and self.done[name] == total // len(CORRUPTIONS):
-            self.console.print(
-                f"{name}: done, {sum(self.done.values())} of {total} images",
-                highlight=False,
-                markup=False,
+        self._done[name] = self._done.get(name, 0) + more
+        done = sum(self._done.values())
+        self._bars.show("images", done, total, label=name)
+        if not self._bars.visible and self._done[name] == total // len(CORRUPTIONS):
+            self._console.print(
+                f"{name}: done, {done} of {total} images", highlight=False, markup=False
             )
 
     def close(self) -> None:
         """Take the bar away."""
-        self.bar.stop()
+        self._bars.close()

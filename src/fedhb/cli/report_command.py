@@ -23,9 +23,10 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             Path | None, typer.Option(metavar="PAGE.html", help="the page [RUN/report.html]")
         ] = None,
     ) -> None:
-        """One HTML page that tells the story of runs: results, curves, clients, uncertainty, posterior. It opens from disk.
+        """Write one HTML page about runs: results, curves, clients, uncertainty, posterior.
 
-        Of one folder it is in there; of several it is ./report.html, unless --out names another.
+        It opens from disk. For one folder the page is inside it; for several it is ./report.html,
+        unless --out names another.
         """
         for path in runs:
             if not path.is_dir():
@@ -35,7 +36,8 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
         if target.is_dir() or not target.parent.is_dir():
             raise InputError(
-                f"--out {target}: give the name of a file in a folder that exists, such as page.html"
+                f"--out {target}: give the name of a file in a folder that exists, such as "
+                "page.html"
             )
         with errors.status("importing") as status:
             from fedhb.report.page import write

@@ -1,4 +1,4 @@
-"""What the commands print of results, and read besides settings."""
+"""The tables of results that the commands print."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 NOTHING = "the clients have no test examples: nothing was evaluated"
-"""Said in place of numbers, or below a table that has none."""
+"""Printed in place of numbers, or below a table without any."""
 
 
 def show_result(console: Console, result: dict[str, Any]) -> None:
-    """The result of one run."""
+    """Print the result of one run."""
     rows = [("global", result["global"]), ("personalised", result["personalised"])]
     if result["holdout"]:
         rows += [
@@ -23,15 +23,16 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
     if result["global"] is None:
         console.print(NOTHING)
         return
-    what = f"{result['algorithm']} on {result['dataset']}, seed {result['seed']}, round {result['rounds']}"
+    run = (
+        f"{result['algorithm']} on {result['dataset']}, seed {result['seed']}, round "
+        f"{result['rounds']}"
+    )
     each = next(values for key, values in result["per_client"].items() if key != "client")
     missing = sum(value is None for value in each)
-    over = (
-        f"{len(each) - missing} of {len(each)} clients, those with {result['split']} data"
-        if missing
-        else ""
-    )
-    title = f"{escape(what)}: mean over {over or 'clients, ' + result['split'] + ' data'}"
+    group = f"clients, {result['split']} data"
+    if missing:
+        group = f"{len(each) - missing} of {len(each)} clients, those with {result['split']} data"
+    title = f"{escape(run)}: mean over {group}"
     table = Table("", *result["global"], title=title)
     for label, metrics in rows:
         table.add_row(label, *(f"{v:.4f}" for v in metrics.values()))
@@ -47,20 +48,22 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
     if result.get("privacy"):
         spent = result["privacy"]
         console.print(
-            f"privacy spent: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, for one client",
+            f"privacy spent: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, for one "
+            "client",
             highlight=False,
         )
     sent = result["communication"]["per_client_round"]
     seconds = result["seconds"]
     console.print(
-        f"sent per client and round: {sent['down_bytes'] / 1e6:.3g} MB down, {sent['up_bytes'] / 1e6:.3g} MB up; "
-        f"training {seconds['train']:.1f} s, evaluation {seconds['evaluate']:.1f} s",
+        f"sent per client and round: {sent['down_bytes'] / 1e6:.3g} MB down, "
+        f"{sent['up_bytes'] / 1e6:.3g} MB up; training {seconds['train']:.1f} s, evaluation "
+        f"{seconds['evaluate']:.1f} s",
         highlight=False,
     )
 
 
 def one_line(result: dict[str, Any]) -> str:
-    """A finished run of a comparison."""
+    """Return the metrics of a finished run in a line."""
     parts = [
         f"{task} " + "  ".join(f"{k} {v:.4f}" for k, v in result[task].items())
         for task in ("global", "personalised")
@@ -72,7 +75,7 @@ def one_line(result: dict[str, Any]) -> str:
 
 
 def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Methods by metrics of both tasks, the best of each column in bold."""
+    """Return a table of algorithms by metrics, the best of each column in bold."""
     from fedhb.report.tables import best_of, competes, remembered
 
     metrics = [

@@ -15,12 +15,10 @@ import numpy as np
 from fedhb.clients.clients import Clients
 from fedhb.data.dataset import Dataset
 from fedhb.errors import InputError
+from fedhb.settings_fields import GROUP_SPLITS
 
 Rows = list[np.ndarray]
 """Row numbers, ascending, one array per client."""
-
-SPLITS = ("image", "group")
-"""How a partition by groups holds back test examples."""
 
 MAX_ATTEMPTS = 100
 """How often a random partition that leaves a client without examples is drawn again."""
@@ -284,8 +282,8 @@ def group_rows(
         split: "image" holds back the same originals in every group, so that no test image was trained on as another group's
             copy of it; "group" draws each group's own, as the paper does, and leaks.
     """
-    if split not in SPLITS:
-        raise InputError(f"group_split={split!r}: choose from {', '.join(SPLITS)}")
+    if split not in GROUP_SPLITS:
+        raise InputError(f"group_split={split!r}: choose from {', '.join(GROUP_SPLITS)}")
     held_back = np.zeros(len(labels), dtype=bool)
     if split == "image":
         _, first, number = np.unique(original, return_index=True, return_inverse=True)

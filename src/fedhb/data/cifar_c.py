@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from fedhb.data import cifar, locate
 from fedhb.data.corruptions import SIZE, corrupt, frost_pictures
 from fedhb.data.dataset import Dataset, Examples
 from fedhb.errors import InputError
+from fedhb.processes import end_with
 
 NAME = "cifar-100-c"
 SEVERITIES = 5
@@ -187,24 +187,15 @@ def _workers(
         yield lambda tasks: map(_task, tasks)
         return
     pool = ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), initializer=_die_with_parent
+        processes,
+        multiprocessing.get_context("spawn"),
+        initializer=end_with,
+        initargs=(os.getpid(),),
     )
     try:
         yield lambda tasks: pool.map(_task, tasks)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _die_with_parent() -> None:
-    """A killed parent cannot tell its workers, which would wait for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _write(path: Path, array: np.ndarray) -> None:

@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING
 
 from fedhb.data.sources import SOURCES, Download, Source
 from fedhb.errors import InputError
+from fedhb.progress_bars import download_bars
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -196,7 +197,7 @@ def download(name: str, root: str | os.PathLike[str] | None = None) -> Path:
     url = source.downloads[0].url
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _progress() as progress:
+        with download_bars() as progress:
             for item in source.downloads:
                 url = item.url
                 if item.members:
@@ -294,18 +295,3 @@ def _opened(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
             return content
 
         yield open_member
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield progress

@@ -1,1 +1,1 @@
-"""The engine that runs an algorithm on this machine: the round loop, executors, the client store and checkpoints."""
+"""The engine that runs an algorithm on this machine: the round loop, and who trains the clients."""

@@ -1,7 +1,7 @@
-"""Memory that a round frees is what the next one needs: ask the C library to keep it.
+"""Asks the C library to keep freed memory, because the next round needs what this one frees.
 
-By default glibc gives large blocks back to the system when they are freed. Their pages come back empty, one fault each, which for
-vectors of millions of numbers takes longer than the sums they are for.
+By default glibc gives large blocks back to the system when they are freed. Their pages come back
+empty, one fault each; for vectors of millions of numbers that takes longer than the sums.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ KEPT = 2**30
 
 
 def keep() -> None:
-    """Keep up to a gigabyte of freed memory in this process; nothing happens where the C library is another one."""
+    """Keep up to a gigabyte of freed memory in this process.
+
+    With another C library than glibc nothing happens.
+    """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(MMAP_THRESHOLD, KEPT) or mallopt(
-            MMAP_THRESHOLD, 2**25
-        ):  # older ones take no more than this
+        # older versions take at most 2**25
+        if mallopt(MMAP_THRESHOLD, KEPT) or mallopt(MMAP_THRESHOLD, 2**25):
             mallopt(TRIM_THRESHOLD, KEPT)

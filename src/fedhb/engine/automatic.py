@@ -1,6 +1,7 @@
-"""Which executor a run gets: this process, or workers on all cores once the first chunk of clients shows that they pay.
+"""Chooses who trains: this process, or workers on all cores once the first chunk shows that they pay.
 
-The time it takes never shows in the numbers: the chunks are cut before, by the amount of work and the number of cores.
+The choice by time never shows in the numbers: the chunks are cut before, by the amount of work and
+the number of cores.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fedhb.clients.clients import Clients
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.cohort import Sums, chunk_size, cores, deal, fold
 from fedhb.engine.in_process import InProcess
-from fedhb.engine.loop import Training
+from fedhb.engine.loop import Engine, Training
 from fedhb.engine.schedule import cohort_size
 from fedhb.engine.workers import Workers
 from fedhb.errors import InputError
@@ -31,21 +32,24 @@ LEAST_GAIN = 0.5
 """Seconds that workers must save over the whole run, which pays for starting them."""
 
 LEAST_WORK = 6e8
-"""Floating-point operations of a round that are worth sharing: fewer are done sooner with all clients in one chunk."""
+"""Floating-point operations of a round that are worth sharing.
+
+Fewer are done sooner with all clients in one chunk.
+"""
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked after training has begun.
+    """Return whether processes can be forked after training has started.
 
     Where torch sees a device, its autograd starts threads that do not survive a fork.
     """
-    seen = (
+    device = (
         torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
     )
-    return sys.platform == "linux" and not seen
+    return sys.platform == "linux" and not device
 
 
-class Automatic:
+class Automatic(Engine):
     """Trains the first chunk in this process, and by its time decides who trains the others.
 
     Args:
@@ -68,12 +72,12 @@ class Automatic:
     ):
         count = cohort_size(len(clients), training.fraction)
         examples = count / len(clients) * clients.num_examples * training.plan.epochs
-        work = (
-            6.0 * problem.network.num_params * examples
-        )  # 2 forward and 4 backward for each weight and example
+        # 2 operations forward and 4 backward for each weight and example
+        work = 6.0 * problem.network.num_params * examples
         if workers > 1 and problem.network.device.type != "cpu":
             raise InputError(
-                f"workers={workers} with device={problem.network.device}: a device works in one process, workers=1"
+                f"workers={workers} with device={problem.network.device}: a device works in one "
+                "process, workers=1"
             )
         parts = workers or (cores() if can_fork() and work >= LEAST_WORK else 1)
         self.chunk = len(clients) if algorithm.pools else chunk_size(problem.network, count, parts)
@@ -93,18 +97,18 @@ class Automatic:
 
     @property
     def note(self) -> str:
-        """The same for the progress of a run, where there is something to say."""
+        """The number of processes, where there are several."""
         count = self.chosen["workers"]
         return f"  {count} processes" if count > 1 else ""
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
-        """The summed statistics of the clients at these positions, and what was sent."""
+        """Return the summed statistics of the clients at these positions, and what was sent."""
         chunks = deal(self.sizes, positions, self.chunk)
         if self._decided:
             return fold(self._train(server, chunks, plan, rng))
-        begun = time.perf_counter()
+        start = time.perf_counter()
         first = self._here.train(server, chunks[0], plan, rng)
-        self._decide(time.perf_counter() - begun, len(chunks))
+        self._decide(time.perf_counter() - start, len(chunks))
         return fold(chain([first], self._train(server, chunks[1:], plan, rng)))
 
     def _train(

@@ -1,4 +1,4 @@
-"""A cohort in chunks: how many clients go together, in which order, and how their sums are added."""
+"""A cohort in chunks: how many clients go together, in which order, and the sum of their sums."""
 
 from __future__ import annotations
 
@@ -11,36 +11,45 @@ from fedhb.algorithms.toolbox import add
 from fedhb.network.vectors import Network
 
 CHUNK_FLOATS = 2**21
-"""Clients are batched while their weights together stay in this many numbers: beyond a core's cache the gain is lost."""
+"""The most numbers that the weights of a chunk's clients have together.
+
+Beyond a core's cache the gain of batching is lost.
+"""
 
 
 MOST = 64
-"""Clients in a chunk, however small their network: their batches are in memory at once."""
+"""The most clients in a chunk, however small their network: their batches are in memory at once."""
 
 
 SUM_FLOATS, SUM_MOST = 2**25, 8
-"""Clients whose network does not know the client axis gain nothing in a chunk but their sums: as many as these numbers hold."""
+"""The limits of a chunk where the network does not know the client axis.
+
+Such clients share nothing in a chunk but their sums.
+"""
 
 
 @dataclass
 class Traffic:
-    """Bytes sent to and by clients."""
+    """Bytes sent to clients and by them."""
 
     down: int = 0
     up: int = 0
 
 
 Sums = tuple[Arrays, Traffic]
-"""What a chunk or a cohort comes to: its summed statistics, and what was sent."""
+"""The summed statistics of a chunk or a cohort, and what was sent."""
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def chunk_size(network: Network, count: int = MOST, parts: int = 1) -> int:
-    """How many of `count` clients make a chunk: so many that the work can be shared by `parts` cores in equal chunks."""
+    """Return how many of `count` clients make a chunk.
+
+    `parts` cores can then share the work in equal chunks.
+    """
     if network.batches_clients:
         most = max(1, min(MOST, CHUNK_FLOATS // network.num_params))
     else:
@@ -51,7 +60,7 @@ def chunk_size(network: Network, count: int = MOST, parts: int = 1) -> int:
 
 
 def deal(sizes: Sequence[int], positions: Sequence[int], chunk: int) -> list[list[int]]:
-    """The clients at these positions in chunks of nearly equal length, large clients first.
+    """Return the clients at these positions in chunks of nearly equal length, large clients first.
 
     A chunk's clients are then of like size, and those still active are always the first ones.
     """
@@ -63,7 +72,7 @@ def deal(sizes: Sequence[int], positions: Sequence[int], chunk: int) -> list[lis
 
 
 def fold(parts: Iterable[Sums]) -> Sums:
-    """The sum of the chunks' sums, in their order."""
+    """Return the sum of the chunks' sums, added in their order."""
     total: Arrays | None = None
     traffic = Traffic()
     for summary, sent in parts:

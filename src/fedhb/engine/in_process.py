@@ -1,7 +1,7 @@
-"""Runs a cohort: chunks of clients go through the algorithm's client update, and only sums come back.
+"""Trains a cohort in this process: chunks of clients go in, and sums come out.
 
-A cohort is dealt into chunks, and the sums of the chunks are added in their order. Who computes a chunk does not matter: one
-process or several give the same numbers, bit for bit.
+A cohort is dealt into chunks, and the sums of the chunks are added in their order. Which process
+computes a chunk does not matter: one or several give the same numbers, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from fedhb.training.plan import Plan
 
 
 class InProcess:
-    """The cohort in this process, chunk by chunk. Memory is O(chunk d) for the clients and O(d) for the sums."""
+    """Trains a cohort chunk by chunk.
+
+    Memory is O(chunk d) for the clients and O(d) for the sums.
+    """
 
     def __init__(
         self,
@@ -33,12 +36,12 @@ class InProcess:
         self.chunk = len(clients) if algorithm.pools else chunk or chunk_size(problem.network)
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
-        """The summed statistics of the clients at these positions, and what was sent."""
+        """Return the summed statistics of the clients at these positions, and what was sent."""
         chunks = deal(self.clients.sizes.tolist(), positions, self.chunk)
         return fold(self.train(server, part, plan, rng) for part in chunks)
 
     def train(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
-        """The same for one chunk."""
+        """Return the sums of one chunk of clients, and what was sent."""
         clients = self.clients.select(positions)
         ids = clients.ids.tolist()
         received = self.algorithm.broadcast(server, ids)
@@ -58,4 +61,4 @@ class InProcess:
         return self.algorithm.summarise(self.problem, received, found, rng), traffic
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing: this executor holds nothing."""

@@ -1,7 +1,8 @@
-"""The round loop (Alg. 1): sample a cohort, send L_0, sum what the clients found, solve for the new L_0, record, keep."""
+"""The round loop (Alg. 1): draw a cohort, send L_0, sum the answers, solve for the new L_0."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,59 +14,87 @@ import torch
 from fedhb.algorithms.contract import Algorithm, Arrays, Problem
 from fedhb.answers.defence import Defended
 from fedhb.engine.client_memory import ClientStore
-from fedhb.engine.cohort import Traffic
+from fedhb.engine.cohort import Sums, Traffic
 from fedhb.engine.schedule import Draw, learning_rate
 from fedhb.errors import DivergedError
 from fedhb.seeding import Randomness
 from fedhb.training.plan import Plan
 
 REMEMBERED = 10
-"""Rounds whose median lengths make the running bound of filters (defence.py)."""
+"""Rounds whose median lengths make the running bound of filters (answers/defence.py)."""
 
 
 class Executor(Protocol):
-    """Whatever can run a cohort."""
+    """Something that trains a cohort."""
 
-    def run(
-        self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness
-    ) -> tuple[Arrays, Traffic]:
-        """The cohort's sums and what was sent."""
+    def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
+        """Return the cohort's sums, and what was sent."""
         ...
 
 
 class Callback:
-    """Told of every round; a progress bar, a logger, an evaluation. Subclasses override what they need.
+    """A listener to a run: a progress bar, a logger. Subclasses override the methods they need.
 
-    What is no subclass may lack any of the methods.
+    An object of another class may lack any of the methods.
     """
 
     def on_start(self, done: int, rounds: int) -> None:
-        """Training begins (or goes on) after `done` of `rounds` rounds."""
+        """Training starts, or goes on, after `done` of `rounds` rounds."""
         return
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
-        """A round is done. Whatever is added to the record is kept with it."""
+        """A round is done. Numbers that are added to the record are kept with it."""
         return
 
     def on_end(self) -> None:
-        """Training is over, or stopped."""
+        """Training is over, or was stopped."""
         return
 
     def evaluating(self, done: int, clients: int) -> None:
-        """After the last round: so many clients are evaluated."""
+        """After the last round: `done` of the clients are evaluated."""
         return
 
     def on_result(self, result: Mapping[str, Any]) -> None:
-        """The run is evaluated and on disk: what result.json holds."""
+        """The run is evaluated and on disk; `result` is the content of result.json."""
+        return
+
+
+class Engine(Callback):
+    """An executor of a whole run, which may add to the records of the rounds."""
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """What result.json holds of the engine."""
+        return {}
+
+    @property
+    def note(self) -> str:
+        """What the progress shows of the engine."""
+        return ""
+
+    def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
+        """Return the cohort's sums, and what was sent."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what the engine holds."""
         return
 
 
 @dataclass
 class State:
-    """Where a run stands: the rounds done, the server's arrays, the clients' memories, bytes and seconds so far.
+    """Where a run stands.
 
-    `lengths` are the answers' median lengths in the last rounds, where they are filtered (defence.py). `counted` is the round of
-    each client's last answer that counted, where clients keep their own memories and must be told which of them holds (Flower).
+    Attributes:
+        server: the server's arrays.
+        done: the rounds that are done.
+        store: the clients' memories.
+        traffic: bytes that were sent.
+        client_rounds: the number of answers so far.
+        seconds: the time that the rounds took.
+        lengths: the answers' median lengths in the last rounds, where they are filtered.
+        counted: the round of each client's last answer that counted, where clients keep their
+            memories themselves and must be told which one holds (Flower).
     """
 
     server: Arrays
@@ -80,7 +109,15 @@ class State:
 
 @dataclass(frozen=True)
 class Training:
-    """The settings of the loop: rounds (R), fraction (f), the clients' plan and the schedule of its learning rate, the seed."""
+    """The settings of the loop.
+
+    Attributes:
+        rounds: how many rounds there are (R).
+        fraction: the share of the clients in each (f).
+        plan: how a client trains.
+        schedule: of the plan's learning rate.
+        seed: of the cohorts and of everything random in a client.
+    """
 
     rounds: int
     fraction: float
@@ -98,34 +135,40 @@ def run(
     executor: Executor,
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Rounds `state.done + 1` to `training.rounds`, in place. A round counts whole or not at all."""
+    """Do rounds `state.done + 1` to `training.rounds`, and change `state` in place.
+
+    A round counts as a whole or not at all.
+    """
     tell(callbacks, "on_start", state.done, training.rounds)
     try:
         while state.done < training.rounds:
             record = one_round(problem, algorithm, draw, training, state, executor)
-            with ExitStack() as told:  # all of them, in order, also where one raises
+            with ExitStack() as calls:  # each is called, in order, also where one raises
                 for callback in reversed(callbacks):
-                    told.callback(tell, [callback], "on_round", record, state)
+                    calls.callback(tell, [callback], "on_round", record, state)
     finally:
-        with ExitStack() as told:
+        with ExitStack() as calls:
             for callback in reversed(callbacks):
-                told.callback(tell, [callback], "on_end")
+                calls.callback(tell, [callback], "on_end")
 
 
-def tell(callbacks: Sequence[Callback], what: str, *values: Any) -> None:
+def tell(callbacks: Sequence[Callback], method: str, *values: Any) -> None:
     """Call this method of every callback that has it."""
     for callback in callbacks:
-        getattr(callback, what, lambda *_: None)(*values)
+        getattr(callback, method, lambda *_: None)(*values)
 
 
 def check_server(server: Arrays, round_number: int) -> None:
-    """Refuse a state with a number that is not finite: answers may be finite, and their sums, squares or ratios not."""
+    """Refuse a state with a number that is not finite.
+
+    Answers may be finite, and their sums, squares or ratios not.
+    """
     for key, value in server.items():
-        if (
-            not torch.isfinite(value.sum()) and not torch.isfinite(value).all()
-        ):  # one fast pass, as in updates.py
+        # the sum is one fast pass; large numbers may overflow it, so look again
+        if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
             raise DivergedError(
-                f"round {round_number}: the server's {key!r} overflows: training diverges; lower the learning rate"
+                f"round {round_number}: the server's {key!r} overflows: training diverges; lower "
+                "the learning rate"
             )
 
 
@@ -137,17 +180,11 @@ def one_round(
     state: State,
     executor: Executor,
 ) -> dict[str, Any]:
-    """One round, and what there is to say about it."""
-    begun = time.perf_counter()
+    """Do one round, change `state` in place, and return the round's record."""
+    start = time.perf_counter()
     rng = Randomness(training.seed, state.done + 1)
     lr = learning_rate(training.schedule, training.plan.lr, state.done, training.rounds)
-    plan = Plan(
-        training.plan.epochs,
-        training.plan.batch_size,
-        lr,
-        training.plan.momentum,
-        training.plan.train_head,
-    )
+    plan = dataclasses.replace(training.plan, lr=lr)
     positions = draw(rng.round)
     summary, traffic = executor.run(state.server, positions, plan, rng)
     lengths: tuple[float, ...] = state.lengths
@@ -169,9 +206,9 @@ def one_round(
         **sifted,
         "down_bytes": traffic.down,
         "up_bytes": traffic.up,
-        "seconds": time.perf_counter() - begun,
+        "seconds": time.perf_counter() - start,
     }
-    state.done += 1  # first: whoever is interrupted from here on has no record of this round, and keeps the one before
+    state.done += 1  # first: an interruption from here on must not count the round without it
     state.server, state.lengths = server, lengths
     state.store.commit()
     state.client_rounds += len(positions)

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and with which learning rate."""
+"""Which clients take part in a round, and the learning rate of the round."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import torch
 
 from fedhb.errors import InputError
 from fedhb.seeding import SERVER, Randomness
+from fedhb.settings_fields import SCHEDULES
 
 Draw = Callable[[int], list[int]]
-"""The positions of a round's clients, by the number of the round."""
-
-SCHEDULES = ("step", "constant", "cosine")
+"""A function from a round's number to the positions of its clients."""
 
 SPARSE = 20
-"""A population this many times the cohort is not shuffled: shuffling a million clients takes longer than training a hundred."""
+"""A population this many times the cohort is not shuffled: that would take longer than training."""
 
 
 def cohort(num_clients: int, fraction: float, rng: Randomness) -> list[int]:
-    """The positions of a round's N_f = floor(f N) clients (at least one), sampled without replacement, in ascending order."""
+    """Return the positions of a round's clients, drawn without replacement, in ascending order.
+
+    There are N_f = floor(f N) of them, at least one.
+    """
     count, generator = cohort_size(num_clients, fraction), rng(SERVER, "cohort")
     if SPARSE * count >= num_clients:
         return sorted(torch.randperm(num_clients, generator=generator)[:count].tolist())
@@ -33,12 +35,12 @@ def cohort(num_clients: int, fraction: float, rng: Randomness) -> list[int]:
 
 
 def by_seed(num_clients: int, fraction: float, seed: int) -> Draw:
-    """The cohorts that follow from a seed, by the number of their round."""
+    """Return the function from a round's number to the cohort that follows from the seed."""
     return lambda round_number: cohort(num_clients, fraction, Randomness(seed, round_number))
 
 
 def cohort_size(num_clients: int, fraction: float) -> int:
-    """N_f = floor(f N), at least one."""
+    """Return the number of clients in a round, N_f = floor(f N), at least one."""
     if not 0 < fraction <= 1:
         raise InputError(
             f"fraction={fraction}: give the share of clients in a round, above 0 and at most 1"
@@ -47,7 +49,15 @@ def cohort_size(num_clients: int, fraction: float) -> int:
 
 
 def learning_rate(schedule: str, lr: float, done: int, rounds: int) -> float:
-    """The learning rate after `done` rounds: times 0.1 at 1/2 and again at 3/4 of the rounds, constant, or cosine."""
+    """Return the learning rate after `done` of the rounds.
+
+    Args:
+        schedule: "step" multiplies it by 0.1 at 1/2 and again at 3/4 of the rounds; "constant";
+            "cosine".
+        lr: the learning rate of the first round.
+        done: how many rounds are done.
+        rounds: how many there are.
+    """
     if schedule == "step":
         half = max(1, rounds // 2)  # of one round, or two, the first has the whole rate
         return lr * 0.1 ** ((done >= half) + (done >= max(half + 1, 3 * rounds // 4)))

@@ -1,4 +1,4 @@
-"""Arrays in memory that a process shares with those it forks: written once, read by all, without a file or a name.
+"""Arrays in memory that a process shares with its forks: written once, read by all.
 
 The memory is anonymous: it is gone with the last process that has it, however that ends.
 """
@@ -15,23 +15,23 @@ from fedhb.algorithms.contract import Arrays
 ALIGN = 64
 
 Label = tuple[str, str, tuple[int, ...], int]
-"""Where an array lies: its key, type, shape and offset."""
+"""The place of an array: its key, type, shape and offset."""
 
 
 def size(arrays: Arrays) -> int:
-    """The bytes that a shelf needs for these."""
+    """Return the bytes that a shelf needs for these arrays."""
     return sum(-(-a.numel() * a.element_size() // ALIGN) * ALIGN for a in arrays.values())
 
 
 class Shelf:
-    """Room for `capacity` bytes of arrays."""
+    """Shared memory with room for `capacity` bytes of arrays."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
         self._memory = mmap.mmap(-1, max(capacity, 1))
 
     def put(self, arrays: Arrays) -> list[Label]:
-        """Write the arrays over whatever was here; their labels tell another process where they are."""
+        """Write the arrays over the earlier content; return the labels by which they are read."""
         labels, offset = [], 0
         for key, value in arrays.items():
             source = value.cpu().numpy()
@@ -41,7 +41,7 @@ class Shelf:
         return labels
 
     def get(self, labels: list[Label]) -> Arrays:
-        """The arrays themselves, which change with what is put here next."""
+        """Return the arrays themselves, which change with the next `put`."""
         return {
             key: torch.from_numpy(self._view(kind, shape, offset))
             for key, kind, shape, offset in labels

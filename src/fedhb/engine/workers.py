@@ -9,18 +9,14 @@ the process that forked them, however that ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import multiprocessing
 import os
-import signal
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +31,7 @@ from fedhb.engine.cohort import Sums, chunk_size, deal, fold
 from fedhb.engine.in_process import InProcess
 from fedhb.engine.shared_memory import Label, Shelf
 from fedhb.errors import DivergedError, InputError, WorkersError
+from fedhb.processes import NO_MEMORY, Child, can_fork, start
 from fedhb.seeding import Randomness
 from fedhb.training.plan import Plan
 
@@ -50,18 +47,14 @@ SLOWER = 20
 LOOK = 2.0
 """Seconds between two looks at the workers."""
 
-NO_MEMORY = 77
-"""The exit code of a worker that could not allocate memory."""
 
-ENDS = {NO_MEMORY: "out of memory", -signal.SIGKILL: "killed; by the system, if memory is short"}
+@dataclass(kw_only=True)
+class Worker(Child):
+    """A child process, and the shelf that it puts its sums on.
 
+    It began its chunk at `begun`; `work` is the processor time that it had used at `since`.
+    """
 
-@dataclass
-class Worker:
-    """A process, the pipe to it, and the shelf that it puts its sums on; `work` is the processor time it had used at `since`."""
-
-    process: BaseProcess
-    pipe: Connection
     sums: Shelf
     begun: float = 0.0
     since: float = 0.0
@@ -80,7 +73,7 @@ class Workers:
         count: int,
         chunk: int | None = None,
     ):
-        if "fork" not in multiprocessing.get_all_start_methods():
+        if not can_fork():
             raise InputError(
                 f"workers={count} needs a system that can fork processes: use workers=1"
             )
@@ -169,17 +162,10 @@ class Workers:
             timer.cancel()
 
     def _fork(self, server: Shelf) -> Worker:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
         sums = Shelf(4 * server.capacity)  # float64, and some algorithms sum more than they send
         executor = InProcess(self.problem, self.algorithm, self.clients, ClientStore(), self.chunk)
-        others = [ours, *(w.pipe for w in self._workers)]
-        process = context.Process(
-            target=_work, args=(os.getpid(), theirs, others, executor, server, sums), daemon=True
-        )
-        process.start()
-        theirs.close()
-        return Worker(process, ours, sums)
+        child = start("fork", _work, executor, server, sums, daemon=True)
+        return Worker(child.process, child.pipe, sums=sums)
 
     def _memories(self, positions: Sequence[int]) -> dict[int, dict[str, np.ndarray]]:
         ids = [int(self.clients.ids[k]) for k in positions]
@@ -217,11 +203,9 @@ class Workers:
 
     def _bury(self, worker: Worker) -> None:
         """Go on with the others; where none is left, once with new ones."""
-        worker.process.join()
+        why = worker.ending()
         worker.pipe.close()
         self._workers.remove(worker)
-        code = worker.process.exitcode
-        why = f"exit code {code}" + (f", {ENDS[code]}" if code in ENDS else "")
         if not self._workers and not self._again:
             raise WorkersError(
                 f"all worker processes died, the last with {why}: resume the run, with fewer workers"
@@ -261,36 +245,10 @@ def used(pid: int | None) -> float:
         return -1.0
 
 
-def _end_with(parent: int) -> None:
-    """Let this process be killed when the one that forked it ends, however that is."""
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # other systems: `_work` looks from time to time
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _work(
-    parent: int,
-    pipe: Connection,
-    others: Sequence[Connection],
-    executor: InProcess,
-    server: Shelf,
-    sums: Shelf,
-) -> None:
-    _end_with(parent)
-    for (
-        other
-    ) in others:  # copies of the parent's ends: a worker must see when the parent closes its own
-        other.close()
-    torch.set_num_threads(1)
+def _work(pipe: Connection, executor: InProcess, server: Shelf, sums: Shelf) -> None:
     keep()
     while True:
         try:
-            while not pipe.poll(timeout=LOOK):
-                if os.getppid() != parent:
-                    return
             labels, share, memories, plan, rng = pipe.recv()
         except (EOFError, OSError, KeyboardInterrupt):
             return

@@ -1,6 +1,6 @@
-"""How good a global posterior is: before and after personalisation, client by client, as the mean over clients."""
+"""How good a global posterior is for each client, before and after personalisation."""
 
-from fedhb.evaluation.evaluate import evaluate, global_metrics, personalised_metrics
+from fedhb.evaluation.evaluate import Evaluation
 from fedhb.evaluation.observer import Observer
 
-__all__ = ["Observer", "evaluate", "global_metrics", "personalised_metrics"]
+__all__ = ["Evaluation", "Observer"]

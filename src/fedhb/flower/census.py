@@ -1,8 +1,9 @@
-"""The first question: who is there, and what do they hold?
+"""The census: which clients there are, and what they hold.
 
-Nodes answer with `Facts`: sizes, shapes, and the moments of their own data. The server makes a `Census` of them: N, |D|, the
-classes, and how inputs (and real targets) are scaled. Moments are (count, mean, sum of squares around the mean), which combine
-without loss; nobody needs to agree on anything before. Partitions of a named data set come with the data set's own scaling, as
+Nodes answer the server's first question with `Facts`: sizes, shapes, and the moments of their data.
+The server makes a `Census` of them: N, |D|, the classes, and how inputs (and real targets) are
+scaled. Moments are (count, mean, sum of squares around the mean), which combine without loss; no
+agreement is needed before. Partitions of a named data set come with the data set's own scaling, as
 in the simulator.
 """
 
@@ -26,12 +27,12 @@ from fedhb.likelihood import PerTarget, per_target
 
 Values = tuple[float, ...]
 MOST = 2**40
-"""No client has more examples than this, and no input more numbers: what is larger is an error or an attack."""
+"""The most examples of a client and numbers of an input: more is an error or an attack."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """How many numbers, their mean, and the sum of their squared distances to it; one of each per feature, channel or target."""
+    """The count, mean and sum of squared distances to it, per feature, channel or target."""
 
     count: int
     mean: Values
@@ -39,7 +40,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: np.ndarray, axes: tuple[int, ...]) -> Moments:
-        """Of an array, over these axes."""
+        """Return the moments of an array over these axes."""
         count = math.prod(values.shape[a] for a in axes)
         mean, variance = (
             values.mean(axis=axes, dtype=np.float64),
@@ -50,7 +51,7 @@ class Moments:
         )
 
     def __add__(self, other: Moments) -> Moments:
-        """Of both together (Chan, Golub and LeVeque)."""
+        """Return the moments of both together (Chan, Golub and LeVeque)."""
         count = self.count + other.count
         gap = np.array(other.mean) - np.array(self.mean)
         mean = np.array(self.mean) + gap * (other.count / count)
@@ -64,7 +65,10 @@ class Moments:
 
 @dataclass(frozen=True)
 class Facts:
-    """What one node says of itself. `num_targets` is 0 for labels; `inputs` are there where no data set gives the scaling."""
+    """What one node says of itself.
+
+    `num_targets` is 0 for labels; `inputs` are None where a data set gives the scaling.
+    """
 
     client: int
     trains: bool
@@ -82,7 +86,7 @@ class Facts:
 
     @classmethod
     def of(cls, node: Node) -> Facts:
-        """Of a node."""
+        """Return the facts of a node."""
         client = node.client
         (x, y), labels = client.train.examples(0), client.num_classes is not None
         table = x.numpy()
@@ -106,12 +110,12 @@ class Facts:
         )
 
     def to_json(self) -> str:
-        """As text."""
+        """Return this as text."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Facts:
-        """From the text of a node that may be anything: ValueError says what is wrong with it."""
+        """Return the facts in a node's text; raise ValueError, which says what is wrong with it."""
         try:
             raw = json.loads(text)
             if not isinstance(raw, dict) or raw.keys() != {f.name for f in dataclasses.fields(cls)}:
@@ -143,7 +147,8 @@ class Facts:
             raise ValueError("no moments of the data")
         if targets is not None and len(targets.mean) != raw["num_targets"]:
             raise ValueError(
-                f"moments of {len(targets.mean)} of {raw['num_targets']} targets: install the server's version of fedhb"
+                f"moments of {len(targets.mean)} of {raw['num_targets']} targets: install the "
+                "server's version of fedhb"
             )
         return cls(
             **raw
@@ -164,26 +169,23 @@ def _whole(key: str, value: Any) -> int:
 
 
 def _values(values: Any) -> Values:
-    found = tuple(float(v) for v in values)
-    if not all(map(math.isfinite, found)):
+    numbers = tuple(float(v) for v in values)
+    if not all(map(math.isfinite, numbers)):
         raise ValueError("moments that are not finite")
-    return found
+    return numbers
 
 
 def _moments(raw: Any) -> Moments:
-    found = Moments(_whole("count", raw["count"]), _values(raw["mean"]), _values(raw["scatter"]))
-    if (
-        found.count < 1
-        or len(found.mean) != len(found.scatter)
-        or min(found.scatter, default=0.0) < 0
-    ):
+    count, mean = _whole("count", raw["count"]), _values(raw["mean"])
+    scatter = _values(raw["scatter"])
+    if count < 1 or len(mean) != len(scatter) or min(scatter, default=0.0) < 0:
         raise ValueError("moments of nothing")
-    return found
+    return Moments(count, mean, scatter)
 
 
 @dataclass(frozen=True)
 class Census:
-    """What the server knows of its clients; the same text goes to every node, so that all build the same problem."""
+    """The server's knowledge of its clients; every node gets it and makes the same problem of it."""
 
     clients: tuple[int, ...]
     holdout: tuple[int, ...]
@@ -201,7 +203,7 @@ class Census:
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> Census:
-        """Of all nodes' facts. Nodes that do not fit together are an error that names two of them."""
+        """Return the census of all nodes; refuse nodes that do not fit together, and name two."""
         ordered = sorted(facts, key=lambda f: f.client)
         train = [f for f in ordered if f.trains]
         if not train:
@@ -211,12 +213,13 @@ class Census:
             for key in ("input_shape", "num_targets", "dataset", "augment"):
                 if getattr(other, key) != getattr(first, key):
                     raise InputError(
-                        f"client {first.client} has {key}={getattr(first, key)!r}, client {other.client} "
-                        f"{getattr(other, key)!r}: make the nodes' data alike"
+                        f"client {first.client} has {key}={getattr(first, key)!r}, client "
+                        f"{other.client} {getattr(other, key)!r}: make the nodes' data alike"
                     )
             if other.scaling != first.scaling or other.files != first.files:
                 raise InputError(
-                    f"clients {first.client} and {other.client} hold different versions of {first.dataset or 'data'}"
+                    f"clients {first.client} and {other.client} hold different versions of "
+                    f"{first.dataset or 'data'}"
                 )
         if first.scaling is not None:
             scaling = first.scaling
@@ -247,12 +250,12 @@ class Census:
         )
 
     def to_json(self) -> str:
-        """As text."""
+        """Return this as text."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Census:
-        """From the server's text."""
+        """Return the census in the server's text."""
         raw = json.loads(text)
         for key in ("clients", "holdout", "input_shape"):
             raw[key] = tuple(raw[key])
@@ -261,14 +264,14 @@ class Census:
         return cls(**raw | {"scaling": (tuple(raw["scaling"][0]), tuple(raw["scaling"][1]))})
 
     def input_scaling(self) -> Scaling:
-        """How inputs are scaled."""
+        """Return how inputs are scaled."""
         count, dims = len(self.scaling[0]), len(self.input_shape)
         shape = (count, 1, 1) if dims == 3 else (count,) if dims == 1 else ()
         mean, std = (torch.tensor(v, dtype=torch.float32).reshape(shape) for v in self.scaling)
         return Scaling(mean, std)
 
     def specimen(self) -> Clients:
-        """A client with two examples of nothing, which stands for the clients wherever only shapes matter."""
+        """Return a client with two zeros as examples, which stands for all where only shapes matter."""
         y = (
             torch.zeros(2, dtype=torch.int64)
             if self.num_classes

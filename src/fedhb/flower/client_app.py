@@ -1,11 +1,11 @@
-"""The ClientApp: a node says what it holds, trains, evaluates and personalises. Its data never leave it."""
+"""The ClientApp: a node says what it holds, trains and evaluates. Its data never leave it."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from flwr.clientapp import ClientApp
 
 from fedhb.algorithms import Arrays, Plan
 from fedhb.engine.client_memory import ClientStore
+from fedhb.engine.loop import State
 from fedhb.errors import InputError
-from fedhb.evaluation.evaluate import global_metrics, personalised_metrics
+from fedhb.evaluation.evaluate import Evaluation
 from fedhb.flower.census import Census, Facts
-from fedhb.flower.federated_task import Task, settings_of
+from fedhb.flower.federated_task import FederatedTask, settings_of
 from fedhb.flower.node import Node, client_id, load
 from fedhb.flower.node_memory import Memory
 from fedhb.flower.wire import to_arrays, to_config, to_record
@@ -29,104 +30,110 @@ app = ClientApp()
 
 @app.query()
 def census(message: Message, context: Context) -> Message:
-    """What this node holds, in numbers that say nothing of a single example."""
+    """Answer what this node holds, in numbers that say nothing of a single example."""
     node = load(settings_of(context.run_config), context.node_config)
-    return Message(
-        RecordDict({"facts": to_config({"facts": Facts.of(node).to_json()})}), reply_to=message
-    )
+    facts = to_config({"facts": Facts.of(node).to_json()})
+    return Message(RecordDict({"facts": facts}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """The client's update (Alg. 1, step 3): what it found goes back, what it remembers stays here."""
+    """Do the client's update (Alg. 1, step 3): its answer goes back, its memory stays here."""
     work = Work(message, context)
-    found = work.found()
-    return work.reply({"found": to_record(found)}, work.lost)
+    answer = work.answer()
+    return work.reply({"answer": to_record(answer)})
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """The global prediction's metrics on this client's own held-back examples, and those of its personal posterior."""
+    """Answer the metrics of both tasks on this client's own held-back examples."""
     work = Work(message, context)
-    task, device, split = work.task, work.task.settings.device, str(work.order["split"])
-    store, client = ClientStore(), work.node.client.to(device)
-    memory, lost = work.memory.at(
-        int(work.order["counted"]), task.algorithm, task.problem, work.node.client
-    )
-    if memory:
-        store.put([work.node.id], memory)
-        store.commit()
     records: dict[str, Any] = {}
-    share = getattr(client, split)
+    split = str(work.order["split"])
+    share = getattr(work.client, split)
     if share is not None and int(share.sizes[0]):
-        server, problem = to_arrays(message.content["received"], device), task.problem
+        evaluation = work.evaluation(split)
         with one_thread():
-            before = global_metrics(problem, task.algorithm, server, client, store, work.rng, split)
-            after = personalised_metrics(
-                problem, task.algorithm, server, client, store, task.personal_plan, work.rng, split
-            )
+            before = evaluation.global_metrics(work.client)
+            after = evaluation.personalised_metrics(work.client)
         records = {"global": MetricRecord(before[0]), "personalised": MetricRecord(after[0])}
-    return work.reply(records, lost)
+    return work.reply(records)
 
 
 class Work:
-    """One message's work: whose, in which round, on which task."""
+    """The work that one message asks for: the client, the round, the task."""
 
     def __init__(self, message: Message, context: Context):
-        self.begun = time.perf_counter()
+        self.started = time.perf_counter()
         self.message, self.order = message, message.content["order"]
-        settings = dataclasses.replace(
-            settings_of(context.run_config), device=str(context.node_config.get("device", "cpu"))
-        )
-        self.node: Node = load(settings, context.node_config)
-        self.task = Task.of(settings, Census.read(str(self.order["census"])))
-        self.node = dataclasses.replace(self.node, client=dataclasses.replace(
-            self.node.client, num_classes=self.task.census.num_classes or None, scaling=self.task.census.input_scaling()
-        ))  # fmt: skip
-        if self.task.network_digest() != self.order["network"]:
+        self.device = str(context.node_config.get("device", "cpu"))
+        settings = settings_of(context.run_config).change(device=self.device)
+        node: Node = load(settings, context.node_config)
+        self.task = FederatedTask.of(settings, Census.read(str(self.order["census"])))
+        census, shared = self.task.census, self.task.shared_hash()
+        if shared != self.order["task"]:
             raise InputError(
-                f"client {client_id(context.node_config)} makes another network than the server from the same seed: "
-                "install the same versions of torch and fedhb, and the same model code"
+                f"client {client_id(context.node_config)} makes another network than the server "
+                "from the same seed: install the same versions of torch and fedhb, and the same "
+                "model code"
             )
-        self.lost = False
+        client = replace(
+            node.client, num_classes=census.num_classes or None, scaling=census.input_scaling()
+        )
+        self.id, self.client = node.id, client.to(self.device)
         self.rng = Randomness(settings.seed, int(self.order["round"]))
-        self.memory = Memory(context.state, context.node_config, self.task.job().fingerprint)
+        self.memories = Memory(context.state, context.node_config, shared)
+        self.memory, self.lost = self.memories.at(
+            int(self.order["counted"]), self.task.algorithm, self.task.problem, client
+        )
 
-    def found(self) -> Arrays:
-        """What the client finds in this round; what it remembers of it is kept."""
-        task, counted, device = self.task, int(self.order["counted"]), self.task.settings.device
-        memory, self.lost = self.memory.at(counted, task.algorithm, task.problem, self.node.client)
-        received = to_arrays(self.message.content["received"], device)
+    @property
+    def received(self) -> Arrays:
+        """The arrays that the server sent."""
+        return to_arrays(self.message.content["received"], self.device)
+
+    def answer(self) -> Arrays:
+        """Return the client's answer in this round; keep what it remembers of the round."""
         with one_thread():
-            found, memory = task.algorithm.local_update(
-                task.problem,
-                received,
-                self.node.client.to(device),
-                {key: value.to(device) for key, value in memory.items()},
+            answer, memory = self.task.algorithm.local_update(
+                self.task.problem,
+                self.received,
+                self.client,
+                {key: value.to(self.device) for key, value in self.memory.items()},
                 Plan(**json.loads(str(self.order["plan"]))),
                 self.rng,
             )
-        self.memory.put(self.rng.round, counted, memory)
-        return found
+        self.memories.put(self.rng.round, int(self.order["counted"]), memory)
+        return answer
 
-    def reply(self, records: dict[str, Any], lost: bool) -> Message:
-        """The answer, with the client's name on it."""
+    def evaluation(self, split: str) -> Evaluation:
+        """Return the evaluation of the server's arrays with this client's memory."""
+        store = ClientStore()
+        if self.memory:
+            store.put([self.id], self.memory)
+            store.commit()
+        task, state = self.task, State(self.received, store=store)
+        plan = task.settings.personal_plan
+        return Evaluation(task.problem, task.algorithm, state, plan, self.rng, split)
+
+    def reply(self, records: dict[str, Any]) -> Message:
+        """Return the message with these records and the client's name on it."""
         about = {
-            "client": self.node.id,
+            "client": self.id,
             "round": self.rng.round,
             "attempt": self.order["attempt"],
-            "lost": lost,
-        }
-        seconds = {
-            "work_seconds": time.perf_counter() - self.begun,
+            "lost": self.lost,
+            "work_seconds": time.perf_counter() - self.started,
             "process_seconds": process_age(),
         }
-        about = to_config(about | seconds)
-        return Message(RecordDict({"about": about, **records}), reply_to=self.message)
+        return Message(RecordDict({"about": to_config(about), **records}), reply_to=self.message)
 
 
 def process_age() -> float:
-    """Seconds since this process began, on Linux: an app's process is made for one message."""
+    """Return the seconds since this process started (Linux; 0 elsewhere).
+
+    Flower starts a process for each message.
+    """
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,9 +1,10 @@
-"""Asking nodes and taking their answers one at a time, as they come. Nothing that was read is kept here.
+"""Asks nodes, and takes their answers one at a time, as they come. No answer is kept here.
 
-Flower's pull waits, for minutes, for an answer that was announced and whose arrays do not come: a node that dies in the upload,
-or means harm, would hold up the round. So every pull has a thread of its own, and one that stalls is left behind. And it raises
-where an answer's bytes make no message: the SuperLink looks at the head of what nodes upload, not at its body, and forgets an
-answer when it hands it out. As a pull is of one answer, the others are not lost with it.
+Flower's pull waits for minutes for an answer that was announced and whose arrays do not come: a
+node that dies in the upload, or is hostile, would hold up the round. So every pull has a thread of
+its own, and one that stalls is left behind. A pull raises where an answer's bytes make no message:
+the SuperLink looks at the head of an upload, not at its body, and forgets an answer when it hands
+it out. Each pull is of one answer, so that no other answer is lost with it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ STALL = 5.0
 """Seconds after which a pull that has not ended is left alone, and looked at again in passing."""
 
 UNREADABLE = (DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What Flower raises while it makes a message of a node's bytes. Whatever the way to the SuperLink raises (httpx's errors, the
-operating system's) is none of these, and is the run's own trouble."""
+"""The errors that Flower raises where a node's bytes make no message.
+
+Errors on the way to the SuperLink (of httpx, of the operating system) are others: they end the run.
+"""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came, or did not, from the node that was asked: its content, or None and why."""
+    """The answer of a node that was asked: its content, or None and the reason."""
 
     node: int
     content: RecordDict | None
@@ -36,7 +39,7 @@ class Reply:
 
 
 class Pull(threading.Thread):
-    """One pull of one message's answer."""
+    """A pull of one answer, in a thread of its own."""
 
     def __init__(self, grid: Grid, number: str):
         super().__init__(daemon=True)
@@ -48,7 +51,7 @@ class Pull(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """In the thread."""
+        """Pull; this runs in the thread."""
         try:
             self.replies = list(self.grid.pull_messages([self.number]))
         except UNREADABLE as error:
@@ -59,7 +62,7 @@ class Pull(threading.Thread):
             self.error = error
 
     def ended(self) -> bool:
-        """Whether it has ended; the first time that is asked, it is given a while."""
+        """Return whether the pull has ended; the first call waits for it a while."""
         self.join(self.patience)
         self.patience = 0.0
         if not self.is_alive() and self.error is not None:
@@ -75,9 +78,17 @@ def ask(
     deadline: float,
     poll: float,
 ) -> Iterator[Reply]:
-    """Every node's answer to its question, as it comes; then those that did not answer within `deadline` seconds.
+    """Yield the answer of every node as it comes, then empty ones for nodes that did not answer.
 
-    Questions are pushed and answers pulled one by one, so that no more than one whole answer is in memory.
+    Questions are pushed and answers pulled one by one, so that at most one answer is in memory.
+
+    Args:
+        grid: Flower's way to the nodes.
+        questions: the content for each node.
+        kind: of the messages.
+        group: that the messages belong to.
+        deadline: seconds that nodes have to answer.
+        poll: seconds between looks for answers.
     """
     waiting: dict[str, int] = {}
     stalled: dict[str, Pull] = {}
@@ -106,8 +117,8 @@ def ask(
         if waiting:
             time.sleep(poll)
     for number, node in waiting.items():
-        what = "its answer was announced but did not come" if number in stalled else "no answer"
-        yield Reply(node, None, f"{what} within {deadline:g} s")
+        problem = "its answer was announced but did not come" if number in stalled else "no answer"
+        yield Reply(node, None, f"{problem} within {deadline:g} s")
 
 
 def _read(node: int, message: Any) -> Reply:

@@ -1,4 +1,4 @@
-"""What server and nodes build alike from the run's settings and the census: network, likelihood, algorithm, plans."""
+"""What server and nodes make alike from the run's settings and the census."""
 
 from __future__ import annotations
 
@@ -6,71 +6,53 @@ import hashlib
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
 
 from fedhb import data
-from fedhb.algorithms import Algorithm, Arrays, Federation, Plan, Problem
-from fedhb.answers.defence import Defence
-from fedhb.answers.privacy import Privacy
-from fedhb.engine.loop import Training
-from fedhb.engine.schedule import cohort_size
+from fedhb.algorithms import Algorithm, Arrays, Federation, Problem
 from fedhb.errors import InputError
 from fedhb.flower.census import Census
 from fedhb.likelihood import Categorical, Likelihood
 from fedhb.network import nets
 from fedhb.network.factory import check_model, regression
 from fedhb.network.vectors import Network
-from fedhb.runs.folder import RunFolder
 from fedhb.runs.from_settings import algorithm_of, model_of
-from fedhb.runs.recorder import fingerprint_of
-from fedhb.runs.session import Job, mechanism
-from fedhb.runs.settings import Settings
+from fedhb.runs.session import Task
+from fedhb.runs.settings import Section, Settings
 from fedhb.seeding import Randomness
-from fedhb.settings_fields import convert
+from fedhb.settings_fields import convert, setting
+
+
+def _positive(default: float, help: str) -> Any:
+    return setting(default, help, positive=True, below=math.inf)
 
 
 @dataclass(frozen=True)
-class Rules:
-    """How a federation is run: the run config beside its settings.
+class Rules(Section):
+    """How a federation is run: the run config beside its settings."""
 
-    Attributes:
-        nodes: how many clients there must be before the first round.
-        deadline: seconds that a round's nodes have for their answers.
-        min_answers: share of a round's cohort that must answer; with fewer the round fails and is tried again.
-        retries: how often a failed round is tried again.
-        patience: seconds to wait for the nodes before the first round.
-        poll: seconds between looks for answers.
-        max_growth: a vector of an answer may be this many times as long as those before.
-    """
-
-    nodes: int = 2
-    deadline: float = 600.0
-    min_answers: float = 0.5
-    retries: int = 3
-    patience: float = 600.0
-    poll: float = 0.25
-    max_growth: float = 100.0
-
-    def __post_init__(self) -> None:
-        for name in ("deadline", "patience", "poll", "max_growth"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name}={getattr(self, name)}: give a positive number")
-        if self.nodes < 1 or self.retries < 0:
-            raise InputError(
-                f"nodes={self.nodes}, retries={self.retries}: give at least one node and no negative number"
-            )
-        if not 0 < self.min_answers <= 1:
-            raise InputError(
-                f"min_answers={self.min_answers}: give a share of the cohort, above 0 and at most 1"
-            )
+    nodes: int = setting(2, "clients that must be there before the first round", least=1)
+    deadline: float = _positive(600.0, "seconds that a round's nodes have for their answers")
+    min_answers: float = setting(
+        0.5,
+        "share of a round's cohort that must answer; with fewer the round is tried again",
+        positive=True,
+        most=1,
+    )
+    retries: int = setting(3, "how often a failed round is tried again", least=0)
+    patience: float = _positive(600.0, "seconds to wait for the nodes before the first round")
+    poll: float = _positive(0.25, "seconds between looks for answers")
+    max_growth: float = _positive(
+        100.0, "a vector of an answer may be this many times as long as those before"
+    )
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rules:
-        """From a run config, whose keys have hyphens."""
-        defaults = {field.name: field.default for field in fields(cls)}
+        """Return the rules in a run config, whose keys have hyphens."""
+        defaults = {about.name: about.default for about in fields(cls)}
         given = {
             name: config[name.replace("_", "-")]
             for name in defaults
@@ -79,12 +61,12 @@ class Rules:
         return cls(**{name: convert(name, value, defaults[name]) for name, value in given.items()})
 
     def needed(self, cohort: int) -> int:
-        """How many of a cohort must answer."""
+        """Return how many of a cohort must answer."""
         return max(1, math.ceil(self.min_answers * cohort - 1e-9))
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
-    """The run's settings from its run config, where they are the text of a settings file."""
+    """Return the run's settings, which its run config holds as the text of a settings file."""
     try:
         content = tomllib.loads(str(config.get("settings", "")))
     except tomllib.TOMLDecodeError as error:
@@ -93,38 +75,41 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
 
 
 def federated(settings: Settings) -> Algorithm:
-    """The algorithm of a federation, after a check of what the settings alone can tell."""
+    """Return the algorithm of a federation; refuse settings that no federation can have."""
     algorithm = algorithm_of(settings)
     if algorithm.pools:
         raise InputError(
-            f"{algorithm.name} pools its clients' data, which a federation keeps apart: use fedhb train"
+            f"{algorithm.name} pools its clients' data, which a federation keeps apart: use fedhb "
+            "train"
         )
-    if not settings.data:
-        data.check_name(settings.dataset)
-    if settings.model and ":" not in settings.model:
-        nets.check_name(settings.model)
+    if not settings.data.file:
+        data.check_name(settings.data.dataset)
+    if settings.model.name and ":" not in settings.model.name:
+        nets.check_name(settings.model.name)
     return algorithm
 
 
 @dataclass(frozen=True)
-class Task:
-    """A run as server and nodes see it."""
+class FederatedTask(Task):
+    """What a run trains, as server and nodes see it.
 
-    settings: Settings
-    census: Census
-    algorithm: Algorithm
-    problem: Problem
-    spec: Mapping[str, Any]
+    Attributes:
+        census: what the server knows of its clients.
+    """
+
+    census: Census = field(kw_only=True)
 
     @classmethod
-    def of(cls, settings: Settings, census: Census, server_inputs: Tensor | None = None) -> Task:
-        """The task of these settings for these clients."""
+    def of(
+        cls, settings: Settings, census: Census, server_inputs: Tensor | None = None
+    ) -> FederatedTask:
+        """Return the task of these settings for these clients."""
         algorithm, clients = federated(settings), census.specimen()
-        model, spec = model_of(settings, clients)
+        model = model_of(settings, clients)
         network = Network(
-            model,
-            head=settings.head or None,
-            batch_norm=settings.batch_norm,
+            model.module,
+            head=model.head,
+            batch_norm=settings.model.batch_norm,
             scaling=clients.scaling,
         )
         likelihood: Likelihood
@@ -136,76 +121,33 @@ class Task:
         federation = Federation(
             len(census.clients), census.num_examples, census.num_classes or None, server_inputs
         )
-        network.to(settings.device)
-        return cls(settings, census, algorithm, Problem(network, likelihood, federation), spec)
-
-    @property
-    def training(self) -> Training:
-        """The rounds."""
-        s = self.settings
-        plan = Plan(s.local_epochs, s.batch_size, s.lr, s.momentum, self.algorithm.update == "full")
-        return Training(s.rounds, s.fraction, plan, s.schedule, s.seed)
-
-    @property
-    def personal_plan(self) -> Plan:
-        """How clients personalise."""
-        s = self.settings
-        return Plan(s.personal_epochs, s.batch_size, s.personal_lr, s.momentum, train_head=True)
-
-    def job(self, folder: RunFolder | None = None) -> Job:
-        """The run for `conduct`. It resumes under the same settings and census alone."""
-        s, count = self.settings, len(self.census.clients)
-        size, privacy = cohort_size(count, s.fraction), None
-        if s.dp_noise and folder is not None:
-            privacy = mechanism(folder, s.dp_noise, s.dp_clip, s.dp_delta, count, size)
-        elif s.dp_noise:  # a node, which clips: the noise is the server's, and its secret too
-            privacy = Privacy(s.dp_noise, s.dp_clip, s.dp_delta, count, size)
-        private = (s.dp_noise, s.dp_clip, s.dp_delta, privacy.mark) if privacy is not None else ()
-        census = hashlib.sha256(self.census.to_json().encode()).hexdigest()
-        clients = replace(
-            self.census.specimen(),
-            files={"census": census},
-            server_inputs=self.problem.federation.server_inputs,
-        )
-        return Job(
-            problem=self.problem,
-            algorithm=self.algorithm,
-            training=self.training,
-            personal_plan=self.personal_plan,
-            num_clients=count,
-            input_shape=self.census.input_shape,
-            fingerprint=fingerprint_of(
-                self.problem,
-                self.algorithm,
-                self.training,
-                clients,
-                *private,
-                *([s.defence] if s.defence else []),
-            ),
-            asked=hashlib.sha256(repr((self.personal_plan, s.evaluate_on)).encode()).hexdigest(),
-            constants=self.problem.network.constants(),
-            privacy=privacy,
-            defence=Defence.named(s.defence),
-            augment=self.census.augment or None,
+        network.to(settings.place.device)
+        return cls(
+            settings,
+            algorithm,
+            Problem(network, likelihood, federation),
+            clients,
+            model.head,
+            model.again,
+            (hashlib.sha256(census.to_json().encode()).hexdigest(),),
+            census=census,
         )
 
-    def network_digest(self) -> str:
-        """A hash of the network as it was made: nodes with another version of something would train another one."""
-        digest = hashlib.sha256()
-        for key, value in sorted(self.problem.network.constants().items()):
-            digest.update(key.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+    def shared_hash(self) -> str:
+        """Return a hash of what server and nodes must have alike.
+
+        That is all that training depends on, without what the server keeps to itself: its inputs,
+        and the key of its noise.
+        """
+        federation = replace(self.problem.federation, server_inputs=None)
+        shared = replace(self, problem=replace(self.problem, federation=federation))
+        return shared.trained_hash(shared.mechanism())
 
     def sample_answer(self) -> Arrays:
-        """An answer of the right keys, shapes and types: what a client with two examples of nothing finds."""
-        s, rng, clients = (
-            self.settings,
-            Randomness(self.settings.seed),
-            self.census.specimen().to(self.settings.device),
-        )
-        received = self.algorithm.broadcast(
-            self.algorithm.start(self.problem, rng), clients.ids.tolist()
-        )
-        plan = Plan(1, s.batch_size, s.lr, s.momentum, self.algorithm.update == "full")
+        """Return an answer of the right keys, shapes and types, of a client with two zeros."""
+        rng, clients = Randomness(self.settings.seed), self.clients.to(self.settings.place.device)
+        server = self.algorithm.start(self.problem, rng)
+        received = self.algorithm.broadcast(server, clients.ids.tolist())
         memory = self.algorithm.remember(self.problem, clients)
+        plan = replace(self.training.plan, epochs=1)
         return self.algorithm.local_update(self.problem, received, clients, memory, plan, rng)[0]

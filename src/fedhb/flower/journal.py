@@ -1,4 +1,4 @@
-"""What happens in a federation beside its rounds: OUT/events.jsonl, a line for each event, and the server's log.
+"""The events of a federation beside its rounds: OUT/events.jsonl and the server's log.
 
 An event names the client, its node, and the key that the node proved to hold.
 """
@@ -20,28 +20,28 @@ EVENTS, STATUS = "events.jsonl", "status.json"
 
 
 class Journal:
-    """The events of a run, and where it stands (OUT/status.json)."""
+    """Writes the events of a run, and where it stands (OUT/status.json)."""
 
     def __init__(self, folder: Path | None):
         self.folder = folder
         self.events: list[dict[str, Any]] = []
 
-    def note(self, event: str, detail: str, *, round_number: int = 0, **who: Any) -> None:
-        """Something happened that its owner should know of."""
+    def note(self, event: str, detail: str, *, round_number: int = 0, **about: Any) -> None:
+        """Write an event, with what is known of the client."""
         record = {
             "time": datetime.now(UTC).isoformat(),
             "event": event,
             "round": round_number,
-            **who,
+            **about,
             "detail": detail,
         }
         self.events.append(record)
         self._append(record)
-        named = ", ".join(f"{key} {value}" for key, value in who.items() if value not in (None, ""))
+        named = ", ".join(f"{key} {v}" for key, v in about.items() if v not in (None, ""))
         log(WARNING, "round %s: %s (%s): %s", round_number, event, named, detail)
 
     def stand(self, state: str, detail: str = "") -> None:
-        """Where the run stands: waiting, training, evaluating, done or failed."""
+        """Write where the run stands: waiting, training, evaluating, done or failed."""
         log(INFO, "%s%s", state, f": {detail}" if detail else "")
         if self.folder is not None:
             write_atomically(

@@ -1,4 +1,4 @@
-"""What a node holds: its partition of a named data set, its owner's .npz file, or what a Python function returns.
+"""The data of a node: a partition of a named data set, a file, or the result of a Python function.
 
 The owner decides, in the node's config; a run cannot make a node read another file.
 
@@ -30,7 +30,13 @@ from fedhb.user_code import imported, takes
 
 @dataclass(frozen=True)
 class Node:
-    """One client, whether it trains, and whether its data are its owner's own (then nobody else knows how they are scaled)."""
+    """The client of a node.
+
+    Attributes:
+        client: its data.
+        trains: whether it trains; else it is evaluated as a novel client.
+        own: whether the data are its owner's, and nobody else knows how they are scaled.
+    """
 
     client: Clients
     trains: bool
@@ -43,17 +49,18 @@ class Node:
 
 
 def client_id(config: Mapping[str, Any]) -> int:
-    """The partition id of a node's config."""
+    """Return the partition id of a node's config."""
     value = config.get("partition-id")
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(
-            f"the node's partition-id is {value!r}: start it with --node-config 'partition-id=0', a number of its own"
+            f"the node's partition-id is {value!r}: start it with --node-config "
+            "'partition-id=0', a number of its own"
         )
     return value
 
 
 def load(settings: Settings, config: Mapping[str, Any]) -> Node:
-    """The client of a node with this config, in a run with these settings."""
+    """Return the client of a node with this config, in a run with these settings."""
     number, source = client_id(config), config.get("data")
     if source is None:
         return _partition(settings, number, config.get("shared"))
@@ -62,29 +69,32 @@ def load(settings: Settings, config: Mapping[str, Any]) -> Node:
         if _is_function(str(source))
         else _from_file(Path(str(source)), number)
     )
-    if settings.max_examples:
-        client = client.with_at_most(settings.max_examples, settings.seed)
-    if settings.validation:
-        client = client.with_validation(settings.validation, settings.seed)
+    if settings.data.max_examples:
+        client = client.with_at_most(settings.data.max_examples, settings.seed)
+    if settings.data.validation:
+        client = client.with_validation(settings.data.validation, settings.seed)
     return Node(client, trains=not config.get("holdout", False), own=True)
 
 
 def _partition(settings: Settings, number: int, shared: Any) -> Node:
-    """This client's partition, cut as the simulator cuts it."""
-    if settings.data and shared is None:
+    """Return this client's partition, cut as the simulator cuts it."""
+    file = settings.data.file
+    if file and shared is None:
         raise InputError(
-            f"the run's settings name the file {settings.data}, which is not this node's: give the node its own, "
-            "--node-config 'data=\"FILE.npz\"', or one that nodes share, 'shared=\"FILE.npz\"'"
+            f"the run's settings name the file {file}, which is not this node's: give the node "
+            "its own, --node-config 'data=\"FILE.npz\"', or one that nodes share, "
+            "'shared=\"FILE.npz\"'"
         )
-    clients, holdout = make_clients(
-        replace(settings, data=str(shared) if shared is not None else "")
-    )
+    file = str(shared) if shared is not None else ""
+    clients, holdout = make_clients(settings.change(data=file))
     for group, trains in ((clients, True), (holdout, False)):
         if group is not None and number in group.ids.tolist():
-            return Node(group.select([group.ids.tolist().index(number)]), trains, own=False)
+            position = group.ids.tolist().index(number)
+            return Node(group.select([position]), trains, own=False)
     count = len(clients) + (len(holdout) if holdout is not None else 0)
     raise InputError(
-        f"partition-id={number}, but the data are cut into {count} partitions: give a number from 0 to {count - 1}"
+        f"partition-id={number}, but the data are cut into {count} partitions: give a number from "
+        f"0 to {count - 1}"
     )
 
 
@@ -101,16 +111,15 @@ def _from_file(path: Path, number: int) -> Clients:
 def _from_function(source: str, number: int, settings: Settings) -> Clients:
     factory = imported("data", source)
     takes(f"data={source!r}", factory, number, settings)
-    found = factory(number, settings)
+    parts = factory(number, settings)
     try:
-        train, test = found
+        train, test = parts
         (x, y), held = train, None if test is None else [tuple(test)]
     except (TypeError, ValueError) as error:
         raise InputError(
             f"data={source!r} must return ((x, y), (x_test, y_test) or None): {error}"
         ) from None
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "no training example has class"
-        )  # of one client's: others may have some
+        # one client may lack a class that others have
+        warnings.filterwarnings("ignore", "no training example has class")
         return Clients.from_arrays([(x, y)], held, ids=[number])

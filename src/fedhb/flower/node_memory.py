@@ -1,8 +1,9 @@
-"""What a client remembers, in its node's `context.state`, by the round it comes from.
+"""The memories of a client, in its node's `context.state`, by the round they come from.
 
-A memory counts once its round does, and that the server decides: it says in which round the client's last answer counted. Two
-memories are kept, the one that counted and the newest; that is enough, for the server keeps a checkpoint of every round.
-With `keep=FOLDER` in the node's config they are files as well, which outlive the node's process and serve a resumed run.
+A memory counts once its round does. The server decides that: it says in which round the client's
+last answer counted. Two memories are kept, the one that counted and the newest; that is enough,
+because the server keeps a checkpoint of every round. With `keep=FOLDER` in the node's config they
+are files as well, which outlive the node's process and serve a resumed run.
 """
 
 from __future__ import annotations
@@ -36,30 +37,29 @@ class Memory:
     def at(
         self, counted: int, algorithm: Algorithm, problem: Problem, clients: Clients
     ) -> tuple[Arrays, bool]:
-        """The memory of the round whose answer counted (0: the initial one), and whether it was lost."""
+        """Return the memory of the round that counted (0: the initial one), and whether it was lost."""
         initial = algorithm.remember(problem, clients)
         if not initial or counted == 0:
             return initial, False
-        found = self._find(counted)
-        fits = found is not None and {k: v.shape for k, v in found.items()} == {
-            k: v.shape for k, v in initial.items()
-        }
-        return (found, False) if found is not None and fits else (initial, True)
+        memory = self._find(counted)
+        shapes = {key: value.shape for key, value in initial.items()}
+        if memory is None or {key: value.shape for key, value in memory.items()} != shapes:
+            return initial, True
+        return memory, False
 
     def put(self, round_number: int, counted: int, memory: Arrays) -> None:
-        """Keep this round's memory beside the one that counted; forget the others."""
+        """Keep this round's memory beside the one that counted; remove the others."""
         if not memory:
             return
         name = f"{PREFIX}{round_number}"
         self.state[name] = to_record(memory)
-        for key in [
-            k for k in self.state if k.startswith(PREFIX) and k not in (name, f"{PREFIX}{counted}")
-        ]:
+        kept = name, f"{PREFIX}{counted}"
+        for key in [k for k in self.state if k.startswith(PREFIX) and k not in kept]:
             del self.state[key]
         if self.folder is not None:
             checkpoint.write_arrays(self.folder / f"{name}.safetensors", memory)
             for path in self.folder.glob(f"{PREFIX}*.safetensors"):
-                if path.stem not in (name, f"{PREFIX}{counted}"):
+                if path.stem not in kept:
                     path.unlink(missing_ok=True)
 
     def _find(self, counted: int) -> Arrays | None:
@@ -69,5 +69,5 @@ class Memory:
         path = self.folder / f"{PREFIX}{counted}.safetensors" if self.folder is not None else None
         try:
             return checkpoint.read_arrays(path) if path is not None and path.exists() else None
-        except InputError:  # damaged: as good as lost, and the client begins anew
+        except InputError:  # damaged, which is the same as lost: the client starts anew
             return None

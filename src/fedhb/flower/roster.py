@@ -1,4 +1,7 @@
-"""Which node is which client. A client belongs to the key of the node that first was it; no other node can take its place."""
+"""Which node is which client.
+
+A client belongs to the key of its first node; no node with another key can take its place.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ from fedhb.flower.wire import to_config
 
 QUERY_DEADLINE = 120.0
 SILENCE = 300.0
-"""Seconds after which a node that did not say who it is is asked again: rounds do not wait for it every time."""
+"""Seconds after which a node that did not answer is asked again: rounds do not wait every time."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client's node, and the fingerprint of the key that it proved to hold ("" where nodes have no keys)."""
+    """A client's node, and the fingerprint of its key ("" where nodes have no keys)."""
 
     node: int
     key: str
 
 
 class Roster:
-    """The nodes that are there, and the clients that they are."""
+    """The nodes that are there, and their clients."""
 
     def __init__(self, grid: Grid, rules: Rules, journal: Journal):
         self.grid, self.rules, self.journal = grid, rules, journal
@@ -43,16 +46,15 @@ class Roster:
         self._ask_again: dict[int, float] = {}  # when, for nodes that were asked
 
     def online(self) -> dict[int, str]:
-        """The nodes that are connected now, each with the fingerprint of its key."""
+        """Return the nodes that are connected now, each with the fingerprint of its key."""
         return {node.node_id: fingerprint(node.public_key) for node in self.grid.get_nodes()}
 
     def refresh(self) -> dict[int, str]:
-        """Ask the nodes that are new who they are; who is online."""
+        """Ask new nodes which clients they are; return the nodes that are connected."""
         online = self.online()
         new = [node for node in online if self._ask_again.get(node, 0.0) <= time.monotonic()]
-        questions = [
-            (node, RecordDict({"question": to_config({"question": "census"})})) for node in new
-        ]
+        question = to_config({"question": "census"})
+        questions = [(node, RecordDict({"question": question})) for node in new]
         deadline = min(QUERY_DEADLINE, self.rules.deadline)
         for reply in ask(self.grid, questions, "query", "census", deadline, self.rules.poll):
             key = online[reply.node]
@@ -60,9 +62,8 @@ class Roster:
             try:
                 if reply.content is None:
                     raise ValueError(reply.problem)
-                self.enter(
-                    reply.node, key, Facts.read(str(reply.content["facts"]["facts"])), online
-                )
+                facts = Facts.read(str(reply.content["facts"]["facts"]))
+                self.enter(reply.node, key, facts, online)
             except (ValueError, KeyError, TypeError) as error:
                 self.journal.note("node refused", str(error), node=reply.node, key=key)
                 if reply.content is None:
@@ -70,7 +71,7 @@ class Roster:
         return online
 
     def enter(self, node: int, key: str, facts: Facts, online: dict[int, str]) -> None:
-        """A node says which client it is: believe it where the client is free, or was its own."""
+        """Enter a node's client; refuse one that belongs to another node."""
         before = self.members.get(facts.client)
         if self.owners.setdefault(facts.client, key) != key:
             raise ValueError(f"it says it is client {facts.client}, which belongs to another key")
@@ -79,24 +80,24 @@ class Roster:
         self.members[facts.client], self.facts[facts.client] = Member(node, key), facts
 
     def gather(self, tell: Callable[[str], None]) -> Census:
-        """Wait until there are as many clients as there must be, and count them."""
-        end, said = time.monotonic() + self.rules.patience, -1
+        """Wait until as many clients are there as must be; return their census."""
+        end, told = time.monotonic() + self.rules.patience, -1
         while len(self.members) < self.rules.nodes:
             self.refresh()
-            if len(self.members) != said:
-                said = len(self.members)
-                tell(f"{said} of {self.rules.nodes} nodes are here")
+            if len(self.members) != told:
+                told = len(self.members)
+                tell(f"{told} of {self.rules.nodes} nodes are here")
             if len(self.members) < self.rules.nodes:
                 if time.monotonic() > end:
                     raise InputError(
-                        f"only {len(self.members)} of {self.rules.nodes} nodes came within {self.rules.patience:g} s: "
-                        "start the others, or ask for fewer (nodes)"
+                        f"only {len(self.members)} of {self.rules.nodes} nodes came within "
+                        f"{self.rules.patience:g} s: start the others, or ask for fewer (nodes)"
                     )
                 time.sleep(4 * self.rules.poll)
         return Census.of(list(self.facts.values()))
 
     def wait(self, clients: Sequence[int], needed: int, patience: float) -> None:
-        """Wait, at most so many seconds, until so many of these clients are online."""
+        """Wait until so many of these clients are connected, at most `patience` seconds."""
         end = time.monotonic() + patience
         while time.monotonic() < end:
             online = self.refresh()
@@ -104,8 +105,8 @@ class Roster:
                 return
             time.sleep(4 * self.rules.poll)
 
-    def who(self, client: int) -> dict[str, Any]:
-        """A client for the journal."""
+    def describe(self, client: int) -> dict[str, Any]:
+        """Return a client, its node and its key, for the journal."""
         member = self.members.get(client)
         return {
             "client": client,
@@ -115,5 +116,5 @@ class Roster:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """The first half of a key's SHA-256."""
+    """Return the first half of a key's SHA-256; nothing for no key."""
     return hashlib.sha256(public_key).hexdigest()[:32] if public_key else ""

@@ -1,6 +1,7 @@
-"""The ServerApp: a census, the engine's own round loop over nodes, and the same files as every run of fedhb.
+"""The ServerApp: a census, the engine's own round loop over nodes, and the files of every run.
 
-Run config: `settings` (the text of a settings file), `out` (a folder of the server's machine), `resume`, and `Rules`.
+Run config: `settings` (the text of a settings file), `out` (a folder of the server's machine),
+`resume`, and `Rules`.
 """
 
 from __future__ import annotations
@@ -12,23 +13,21 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedhb.engine.loop import Callback, State
-from fedhb.errors import InputError
-from fedhb.evaluation.evaluate import tabulate
+from fedhb.engine.loop import State
+from fedhb.errors import InputError, reason
+from fedhb.evaluation.evaluate import Metrics, Watch, tabulate
+from fedhb.evaluation.ledger import evaluated_hash
 from fedhb.files import sealed
 from fedhb.flower.census import Census
-from fedhb.flower.federated_task import Rules, Task, settings_of
+from fedhb.flower.federated_task import FederatedTask, Rules, settings_of
 from fedhb.flower.journal import Journal
 from fedhb.flower.node_cohort import Federated
 from fedhb.flower.roster import Roster
-from fedhb.runs.description import problem_record
-from fedhb.runs.fit import versions
 from fedhb.runs.folder import RunFolder
-from fedhb.runs.from_settings import make_clients
+from fedhb.runs.from_settings import make_server_inputs
 from fedhb.runs.load import load
 from fedhb.runs.run import Run
-from fedhb.runs.session import claim, conduct
-from fedhb.runs.settings import Settings
+from fedhb.runs.session import Evaluated, Session
 
 CENSUS = "census.json"
 
@@ -37,94 +36,88 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """A whole run."""
+    """Do a whole run."""
     serve(grid, context.run_config)
 
 
 def serve(grid: Grid, config: Mapping[str, Any]) -> Run:
-    """A whole run, by its run config. How it ended is in OUT/status.json."""
-    settings, rules = settings_of(config), Rules.of(config)
-    out = str(config.get("out", ""))
+    """Do a whole run by its run config. How it ended is in OUT/status.json."""
+    rules, out = Rules.of(config), str(config.get("out", ""))
     if not out:
         raise InputError(
             "the run config has no out: give the folder for the results, on the server's machine"
         )
     resume = bool(config.get("resume", False))
-    folder = claim(Path(out).absolute(), resume)
-    assert folder is not None
+    folder = RunFolder(Path(out).absolute())
+    folder.claim(resume)
     with folder.locked():
         journal = Journal(folder.path)
         try:
-            result = federate(grid, settings, rules, folder, resume, journal)
+            roster = Roster(grid, rules, journal)
+            census = take_census(roster, folder, resume)
+            settings = settings_of(config)
+            task = FederatedTask.of(settings, census, make_server_inputs(settings))
+            session = Session(task, folder, resume)
+            host = FlowerHost(session, task, roster)
+            if session.finished(host):
+                run: Run = load(folder.path, settings.model.name or None)
+            else:
+                run = session.carry_out(host)
         except BaseException as error:
-            journal.stand("failed", str(error) or type(error).__name__)
+            journal.stand("failed", reason(error))
             raise
         journal.stand("done")
-        return result
+        return run
 
 
-def federate(
-    grid: Grid, settings: Settings, rules: Rules, folder: RunFolder, resume: bool, journal: Journal
-) -> Run:
-    """A run in a folder that is this process's own."""
-    roster = Roster(grid, rules, journal)
-    census = take_census(roster, folder, journal, resume)
-    task = Task.of(settings, census, server_inputs(settings))
-    job = task.job(folder)
-    if resume and job.finished(folder):
-        found: Run = load(folder.path, settings.model or None)
-        return found
-    made: list[Federated] = []
+class FlowerHost:
+    """The host of a session on Flower (runs/session.py): nodes train and evaluate.
 
-    def engine(state: State) -> Federated:
-        journal.stand("training", f"{state.done} of {job.training.rounds} rounds are done")
-        made.append(Federated(task, job.trained, grid, roster, rules, journal, state.counted))
-        return made[0]
+    Args:
+        session: of the run.
+        task: what server and nodes have alike.
+        roster: the nodes, the rules they follow, and the journal.
+    """
 
-    def files(result: Run) -> dict[str, bytes]:
-        return {
-            "settings.toml": settings.to_toml(versions()).encode(),
-            "problem.json": sealed(
-                problem_record(result, settings.head or None, settings.batch_norm, task.spec)
-            ),
-            CENSUS: sealed({"census": census.to_json(), "owners": roster.owners}),
-        }
+    checkpoint_every = 1
+    """A round over a network takes longer than its checkpoint, and clients keep two memories."""
 
-    def evaluation(result: Run) -> dict[str, Any]:
-        journal.stand("evaluating")
-        before, after = made[0].evaluate(result, settings.evaluate_on)
-        known, novel = (
-            group(census, ids, before, after) for ids in (census.clients, census.holdout)
+    def __init__(self, session: Session, task: FederatedTask, roster: Roster):
+        self.session, self.task, self.roster = session, task, roster
+
+    @property
+    def evaluated_hash(self) -> str:
+        """A hash of everything that the evaluation's numbers depend on."""
+        settings = self.task.settings
+        return evaluated_hash(
+            self.session.trained_hash, settings.personal_plan, settings.evaluation.split
         )
-        return {"split": settings.evaluate_on if known else None, "known": known, "novel": novel}
 
-    return conduct(
-        job,
-        engine,
-        evaluation,
-        files,
-        about={"dataset": census.dataset, "data": dict(census.files)},
-        folder=folder,
-        resume=resume,
-        checkpoint_every=1,  # a round over a network takes longer than its checkpoint, and clients keep two memories
-        progress=True,
-        callbacks=[_Later(made)],
-    )
+    def engine(self, state: State) -> Federated:
+        """Return the executor: it sends messages to the nodes."""
+        rounds = self.task.training.rounds
+        self.roster.journal.stand("training", f"{state.done} of {rounds} rounds are done")
+        self.cohort = Federated(self.task, self.session.algorithm, self.roster, state.counted)
+        return self.cohort
 
+    def files(self) -> Mapping[str, bytes]:
+        """Return the census: a resumed run goes on with the same clients."""
+        content = {"census": self.task.census.to_json(), "owners": self.roster.owners}
+        return {CENSUS: sealed(content)}
 
-class _Later(Callback):
-    """Tells the executor of every round; it is made only once the run's state is known."""
-
-    def __init__(self, made: list[Federated]):
-        self.made = made
-
-    def on_round(self, record: dict[str, Any], state: State) -> None:
-        """Pass it on."""
-        self.made[0].on_round(record, state)
+    def evaluate(self, run: Run, watch: Watch) -> Evaluated:
+        """Return the metrics that the nodes send."""
+        self.roster.journal.stand("evaluating")
+        split, census = self.task.settings.evaluation.split, self.task.census
+        before, after = self.cohort.evaluate(run, split)
+        known = group(census, census.clients, before, after)
+        novel = group(census, census.holdout, before, after)
+        return Evaluated(split if known else None, known, novel)
 
 
-def take_census(roster: Roster, folder: RunFolder, journal: Journal, resume: bool) -> Census:
-    """Count the nodes; a resumed run has been counted already, and goes on with the nodes that are here."""
+def take_census(roster: Roster, folder: RunFolder, resume: bool) -> Census:
+    """Return the census; a resumed run has one already, and goes on with the nodes that are here."""
+    journal = roster.journal
     if resume and (folder.path / CENSUS).exists():
         kept = folder.read_json(CENSUS, required=True)
         roster.owners = {int(client): str(key) for client, key in kept["owners"].items()}
@@ -133,18 +126,16 @@ def take_census(roster: Roster, folder: RunFolder, journal: Journal, resume: boo
     return roster.gather(lambda text: journal.stand("waiting", text))
 
 
-def server_inputs(settings: Settings) -> Any:
-    """The unlabelled inputs that the server holds, of a named data set."""
-    return make_clients(settings)[0].server_inputs if settings.server_share else None
-
-
 def group(
-    census: Census, ids: tuple[int, ...], before: Mapping[int, Any], after: Mapping[int, Any]
+    census: Census,
+    ids: tuple[int, ...],
+    before: Mapping[int, Metrics],
+    after: Mapping[int, Metrics],
 ) -> dict[str, Any] | None:
-    """The table of these clients, or None where none of them has metrics."""
+    """Return the table of these clients, or None where none of them has metrics."""
     held = [k for k, client in enumerate(ids) if client in before]
     if not held:
         return None
     everyone = sorted((*census.clients, *census.holdout))
-    who = [census.names[everyone.index(client)] if census.names else client for client in ids]
-    return tabulate(who, {k: before[ids[k]] for k in held}, {k: after[ids[k]] for k in held})
+    names = [census.names[everyone.index(client)] if census.names else client for client in ids]
+    return tabulate(names, {k: before[ids[k]] for k in held}, {k: after[ids[k]] for k in held})

@@ -1,4 +1,7 @@
-"""Between fedhb's arrays and Flower's records. Arrays travel as .npy bytes; nothing is ever unpickled."""
+"""Turns fedhb's arrays into Flower's records and back.
+
+Arrays travel as .npy bytes; nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from fedhb.algorithms import Arrays
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:
-    """Arrays as a record."""
+    """Return arrays as a record."""
     return ArrayRecord(
         {key: Array(value.detach().cpu().contiguous().numpy()) for key, value in arrays.items()}
     )
 
 
 def to_arrays(record: ArrayRecord, device: str = "cpu") -> Arrays:
-    """A record as arrays; ValueError where it holds something else."""
+    """Return a record as arrays; raise ValueError where it holds something else."""
     try:
         return {
             key: torch.from_numpy(array.numpy().copy()).to(device) for key, array in record.items()
@@ -29,7 +32,7 @@ def to_arrays(record: ArrayRecord, device: str = "cpu") -> Arrays:
 
 
 def to_config(values: dict[str, Any]) -> ConfigRecord:
-    """Small values as a record; what is no number or text goes as JSON."""
+    """Return small values as a record; a value that is no number or text becomes JSON."""
     return ConfigRecord(
         {
             key: v if isinstance(v, (bool, int, float, str)) else json.dumps(v)

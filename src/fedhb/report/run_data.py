@@ -12,8 +12,7 @@ from typing import Any
 
 from fedhb.errors import InputError, reason
 from fedhb.report.figures import Style, styles
-from fedhb.runs.description import NAME as PROBLEM
-from fedhb.runs.folder import EVALUATION, RunFolder
+from fedhb.runs.folder import EVALUATION, PROBLEM, RunFolder
 
 NOT_COMPARED = ("seed", "workers", "device", "checkpoint_every", "data")
 """Settings by which two runs of one method may differ; of the data it is not the path that counts (`RunData.trained_on`)."""

@@ -1,4 +1,4 @@
-"""Every round's numbers for the tools people already have: `--log csv`, `--log tensorboard`, or a `Callback` of your own.
+"""Logs of every round's numbers: `--log csv`, `--log tensorboard`, or a `Callback` of your own.
 
 class Mine(fedhb.Callback):
     def on_round(self, record, state):
@@ -22,20 +22,23 @@ from fedhb.settings_fields import did_you_mean
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a record by name; those of a list or of a table as NAME/KEY."""
-    found: dict[str, float] = {}
+    """Return the numbers of a record by name; those of a list or a table as NAME/KEY."""
+    numbers: dict[str, float] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
-            found |= scalars(value, f"{prefix}{key}/")
+            numbers |= scalars(value, f"{prefix}{key}/")
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            found |= scalars(dict(zip(map(str, range(len(value))), value, strict=True)), f"{prefix}{key}/")
+            numbers |= scalars({str(k): part for k, part in enumerate(value)}, f"{prefix}{key}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[f"{prefix}{key}"] = value
-    return found
+            numbers[f"{prefix}{key}"] = value
+    return numbers
 
 
 class CsvLog(Callback):
-    """OUT/log.csv: a line per round, complete after every round. A resumed run goes on where the file's rounds are valid."""
+    """Writes OUT/log.csv: a line per round, complete after every round.
+
+    A resumed run goes on where the file's rounds are valid.
+    """
 
     def __init__(self, folder: Path):
         self.path = folder / "log.csv"
@@ -46,12 +49,13 @@ class CsvLog(Callback):
         if done == 0:
             self.path.unlink(missing_ok=True)
         elif rows := self._rows():
-            self._rewrite([row for row in rows if row.get("round", "").isdecimal() and int(row["round"]) <= done])
+            numbered = [row for row in rows if row.get("round", "").isdecimal()]
+            self._rewrite([row for row in numbered if int(row["round"]) <= done])
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
-        """One more line."""
+        """Add a line."""
         row = scalars(record)
-        if more := [name for name in row if name not in self._columns]:  # numbers that earlier rounds had none of
+        if more := [name for name in row if name not in self._columns]:  # new in this round
             rows = self._rows()
             self._columns += more
             self._rewrite([*rows, row])
@@ -76,13 +80,18 @@ class CsvLog(Callback):
 
 
 class TensorBoardLog(Callback):
-    """OUT/tensorboard: every number of every round, and those of the result. A resumed run hides the rounds that it repeats."""
+    """Writes OUT/tensorboard: every number of every round, and those of the result.
+
+    A resumed run hides the rounds that it repeats.
+    """
 
     def __init__(self, folder: Path):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise InputError("--log tensorboard needs the package tensorboard: pip install 'fedhb[tensorboard]'") from None
+            raise InputError(
+                "--log tensorboard needs the package tensorboard: pip install 'fedhb[tensorboard]'"
+            ) from None
         self._make, self._folder = SummaryWriter, folder / "tensorboard"
         self._writer: Any = None
         self._rounds = 0
@@ -93,18 +102,19 @@ class TensorBoardLog(Callback):
         self._writer = self._make(str(self._folder), purge_step=done + 1 if done else None)
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
-        """Every number, at its round."""
+        """Write every number, at its round."""
         for name, value in scalars(record).items():
             if name != "round":
                 self._writer.add_scalar(name, value, record["round"])
 
     def on_end(self) -> None:
-        """All that is there is on disk."""
+        """Write everything to the disk."""
         self._writer.flush()
 
     def on_result(self, result: Mapping[str, Any]) -> None:
-        """The metrics of the result, at the last round."""
-        for name, value in scalars({k: result[k] for k in ("global", "personalised", "holdout") if result.get(k)}).items():
+        """Write the metrics of the result, at the last round."""
+        tasks = [task for task in ("global", "personalised", "holdout") if result.get(task)]
+        for name, value in scalars({task: result[task] for task in tasks}).items():
             if "per_client" not in name:
                 self._writer.add_scalar(f"result/{name}", value, self._rounds)
         self._writer.close()
@@ -114,9 +124,13 @@ LOGGERS = {"csv": CsvLog, "tensorboard": TensorBoardLog}
 
 
 def make(names: Sequence[str], folder: Path) -> list[Callback]:
-    """The loggers of these names (also with commas between them), writing to the folder of a run."""
+    """Return the loggers of these names, which write to the folder of a run.
+
+    A name may be several with commas between them.
+    """
     words = [word.strip() for name in names for word in name.split(",") if word.strip()]
     for word in words:
         if word not in LOGGERS:
-            raise InputError(f"--log {word}{did_you_mean(word, LOGGERS)}: choose from {', '.join(LOGGERS)}")
+            hint = did_you_mean(word, LOGGERS)
+            raise InputError(f"--log {word}{hint}: choose from {', '.join(LOGGERS)}")
     return [LOGGERS[word](folder) for word in dict.fromkeys(words)]

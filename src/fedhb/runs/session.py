@@ -1,289 +1,444 @@
-"""Carries a run out: begin or resume, the rounds, what is kept of them, the result. Who trains the clients is an argument.
+"""Carries a run from its beginning, or its last checkpoint, to its result.
 
-The simulator (`api.fit`) and Flower (`flower.server`) differ in their executor and in who evaluates; everything else is here.
+The simulator and Flower differ in their `Host`: who trains the clients, who evaluates, and which
+files are kept beside the common ones. Everything else is here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import hashlib
+import json
+import platform
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from fedhb.algorithms.contract import Algorithm, Arrays, Problem
-from fedhb.training.plan import Plan
+import numpy as np
+import torch
+
+from fedhb.algorithms.contract import Algorithm, Problem
 from fedhb.answers.defence import Defence, defended
-from fedhb.runs import checkpoint
-from fedhb.runs.folder import EVALUATED, EVALUATION, SETTINGS, RunFolder
-from fedhb.runs.recorder import Keeper
-from fedhb.engine.loop import Callback, Executor, State, Training, run, tell
-from fedhb.engine.schedule import Draw, by_seed
+from fedhb.answers.privacy import Privacy as Mechanism
+from fedhb.answers.privacy import Private
+from fedhb.clients.clients import Clients
+from fedhb.engine.loop import Callback, Engine, State, Training, run, tell
+from fedhb.engine.schedule import Draw, by_seed, cohort_size
 from fedhb.errors import InputError
+from fedhb.evaluation.evaluate import Watch
 from fedhb.files import as_json, sealed, write_atomically
-from fedhb.answers.privacy import Privacy, Private
+from fedhb.runs import checkpoint
+from fedhb.runs.description import Description, problem_record
+from fedhb.runs.folder import EVALUATED, EVALUATION, PROBLEM, SETTINGS, RunFolder
 from fedhb.runs.progress import RoundProgress
+from fedhb.runs.recorder import Recorder
 from fedhb.runs.run import Run, one_thread
-from fedhb.seeding import Randomness
-from fedhb.runs.settings import read_toml
-from fedhb.runs.description import Stored
+from fedhb.runs.settings import Settings, flat_fields, read_toml, toml_table, toml_value
+from fedhb.seeding import Randomness, absorb
 
 KEY, KEY_BYTES = "noise.key", 32
-"""What a private run's noise and cohorts are drawn from."""
+"""The secret that a private run's noise and cohorts are drawn from."""
 
-
-class Engine(Executor, Protocol):
-    """An executor of a whole run: it says what it chose, and is closed at the end."""
-
-    @property
-    def chosen(self) -> Mapping[str, Any]:
-        """What result.json says of it."""
-        ...
-
-    @property
-    def note(self) -> str:
-        """What the progress says of it."""
-        ...
-
-    def close(self) -> None:
-        """Release what it holds."""
-        ...
+OF_TRAINING = ("", "training", "personalisation", "privacy")
+"""The sections that a run from Python has: it has its own model and clients."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is trained, on what plan, and the hashes of all that training (`fingerprint`) and the evaluation (`asked`) depend on;
-    `constants` is the network as it was made, `augment` the clients'."""
+class Task:
+    """What a run trains: its description, and the objects that are made from it.
 
-    problem: Problem
+    Attributes:
+        settings: the description.
+        algorithm: with its settings.
+        problem: network, likelihood and federation.
+        clients: those that train; on Flower's server a specimen.
+        head: the name of the network's head, where it was given.
+        model: how the network is made again; None for a module of the user's own.
+        depends_on: hashes of what training depends on besides.
+    """
+
+    settings: Settings
     algorithm: Algorithm
-    training: Training
-    personal_plan: Plan
-    num_clients: int
-    input_shape: tuple[int, ...]
-    fingerprint: str
-    asked: str
-    constants: Arrays
-    privacy: Privacy | None = None
-    defence: Defence | None = None
-    augment: str | None = None
+    problem: Problem
+    clients: Clients
+    head: str | None = None
+    model: Mapping[str, Any] | None = None
+    depends_on: tuple[str, ...] = ()
 
     @property
-    def trained(self) -> Algorithm:
-        """The algorithm as it is trained: with clipped and noised sums where the run is private, or behind filters."""
+    def training(self) -> Training:
+        """The settings of the round loop."""
+        local, full = self.settings.training, self.algorithm.update == "full"
+        return Training(
+            local.rounds,
+            local.fraction,
+            self.settings.plan(train_head=full),
+            local.schedule,
+            self.settings.seed,
+        )
+
+    def mechanism(self, key: bytes = b"") -> Mechanism | None:
+        """Return the differential privacy of the run, drawn from this key; None without noise."""
+        wanted, count = self.settings.privacy, self.problem.federation.num_clients
+        if wanted.noise == 0:
+            return None
+        size = cohort_size(count, self.settings.training.fraction)
+        return Mechanism(wanted.noise, wanted.clip, wanted.delta, count, size, key)
+
+    def trained_algorithm(self, privacy: Mechanism | None) -> Algorithm:
+        """Return the algorithm with its answers filtered, or its sums clipped and noised."""
+        if privacy is None:
+            defence = Defence.named(self.settings.defence)
+            filtered: Algorithm = defended(self.algorithm, defence)
+            return filtered
+        if len(self.problem.network.buffers):
+            raise InputError(
+                f"dp_noise={privacy.noise} and a network with running statistics, which noise "
+                "would make useless or negative: use batch_norm=batch, or group norm instead of "
+                "batch norm"
+            )
+        return Private(self.algorithm, privacy)  # type: ignore[return-value]
+
+    def trained_hash(self, privacy: Mechanism | None = None) -> str:
+        """Return a hash of everything that training depends on.
+
+        Only a run with the same hash goes on from a checkpoint.
+        """
+        network, likelihood, clients = self.problem.network, self.problem.likelihood, self.clients
+        slots = (network.body_slots, network.head_slots, network.buffer_slots)
+        about = [
+            self.algorithm.name,
+            dataclasses.asdict(self.algorithm),  # type: ignore[call-overload]
+            dataclasses.asdict(self.training),
+            [[(slot.name, list(slot.shape)) for slot in part] for part in slots],
+            sorted(clients.files.items()),
+            network.batch_norm,
+            str(network.module),
+            repr(likelihood)
+            if dataclasses.is_dataclass(likelihood)
+            else type(likelihood).__qualname__,
+            clients.augment,
+            clients.num_classes,
+            dataclasses.asdict(self.settings.privacy) if privacy is not None else None,
+            privacy.mark if privacy is not None else None,
+            self.settings.defence,
+            self.depends_on,
+        ]
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+        share, scaling = clients.train, network.scaling
+        tensors = [*network.constants().values(), scaling.mean, scaling.std]
+        tensors += [share.rows, share.offsets, share.y]
+        if self.problem.federation.server_inputs is not None:
+            tensors.append(self.problem.federation.server_inputs)
+        # the inputs too where files are known: they may have been changed since
+        absorb(digest, [*tensors, share.x])
+        return digest.hexdigest()
+
+    def to_toml(self) -> str:
+        """Return the content of settings.toml."""
+        if self.model is not None:
+            return self.settings.to_toml(versions())
+        named = ", ".join(f"{name} {version}" for name, version in versions().items())
+        module = type(self.problem.network.module)
+        values = {
+            "dataset": self.clients.name,
+            "num_clients": len(self.clients),
+            "model": f"{module.__module__}.{module.__qualname__}",
+        } | _of_training(self.settings)
+        options = dataclasses.asdict(self.algorithm)  # type: ignore[call-overload]
+        options = {key: value for key, value in options.items() if value is not None}
+        lines = [f"{key} = {toml_value(value)}" for key, value in values.items()]
+        table = toml_table(self.algorithm.name, options)
+        return "\n".join([f"# A run from Python. Versions: {named}", *lines, "", *table]) + "\n"
+
+
+def _of_training(settings: Settings) -> dict[str, Any]:
+    """Return the values of the sections that every run has, by their flat names."""
+    values = settings.flat()
+    return {n: values[n] for n, (section, _) in flat_fields().items() if section in OF_TRAINING}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found: the split (None for none), and the metrics of both groups.
+
+    Attributes:
+        split: which examples were predicted.
+        known: metrics of the clients that trained, as `Evaluation.results` returns them.
+        novel: those of clients that never trained.
+        observed: the content of evaluation.json.
+    """
+
+    split: str | None
+    known: Mapping[str, Any] | None = None
+    novel: Mapping[str, Any] | None = None
+    observed: dict[str, Any] | None = None
+
+
+class Host(Protocol):
+    """What differs between engines: who trains, who evaluates, and which files are kept."""
+
+    checkpoint_every: int
+
+    @property
+    def evaluated_hash(self) -> str:
+        """A hash of everything that the evaluation's numbers depend on."""
+        ...
+
+    def engine(self, state: State) -> Engine:
+        """Return the executor of a run that stands at this state."""
+        ...
+
+    def evaluate(self, run: Run, watch: Watch) -> Evaluated:
+        """Return the metrics of a trained run; `watch` is told how many clients are done."""
+        ...
+
+    def files(self) -> Mapping[str, bytes]:
+        """Return the files that the folder holds beside those of every run."""
+        ...
+
+
+class Session:
+    """A run on its way, in a folder or without one.
+
+    Args:
+        task: what is trained.
+        folder: where the run is kept, or None.
+        resume: go on where the run in the folder stopped.
+    """
+
+    def __init__(self, task: Task, folder: RunFolder | None, resume: bool = False):
+        self.task, self.folder, self.resume = task, folder, resume
+        self.privacy = task.mechanism()
         if self.privacy is not None:
-            if len(self.problem.network.buffers):
-                raise InputError(
-                    f"dp_noise={self.privacy.noise} and a network with running statistics, which noise would make useless or "
-                    "negative: use batch_norm=batch, or group norm instead of batch norm"
-                )
-            return Private(self.algorithm, self.privacy)  # type: ignore[return-value]
-        found: Algorithm = defended(self.algorithm, self.defence)
-        return found
+            self.privacy.epsilon(1)  # before round 1: is the accountant installed, can it count?
+            key = secret(folder) if folder is not None else secrets.token_bytes(KEY_BYTES)
+            self.privacy = dataclasses.replace(self.privacy, key=key)
+        self.algorithm = task.trained_algorithm(self.privacy)
+        self.trained_hash = task.trained_hash(self.privacy)
+        self.constants = task.problem.network.constants()
 
     @property
     def draw(self) -> Draw:
-        """Who takes part in a round: by the seed, or in secret where the run is private."""
+        """The cohorts: by the seed, or in secret where the run is private."""
         if self.privacy is not None:
             return self.privacy.draw
-        return by_seed(self.num_clients, self.training.fraction, self.training.seed)
+        training = self.task.training
+        return by_seed(self.task.problem.federation.num_clients, training.fraction, training.seed)
 
-    def finished(self, folder: RunFolder) -> bool:
-        """Whether the folder holds this run with its result; without its last checkpoint, with a damaged result, or with that of
-        another evaluation, it is finished again."""
-        if not folder.answers(self.asked):
+    def finished(self, host: Host) -> bool:
+        """Return whether the folder holds this run with its result, all of it undamaged.
+
+        Without its last checkpoint, with a damaged result, or with that of another evaluation, it
+        is finished again.
+        """
+        if self.folder is None or not self.resume or not self.folder.answers(host.evaluated_hash):
             return False
-        kept = self.kept(folder)
-        return kept is not None and kept.done == self.training.rounds
+        state = self.stored()
+        return state is not None and state.done == self.task.training.rounds
 
-    def kept(self, folder: RunFolder) -> State | None:
-        """Where this run stands in the folder; None where nothing is kept. Another run's checkpoint is refused."""
+    def stored(self) -> State | None:
+        """Return the state in the folder, or None; refuse the checkpoint of another run."""
+        if self.folder is None or not self.resume:
+            return None
         try:
-            loaded = checkpoint.load(folder.checkpoints, self.fingerprint, folder.records_until)
+            loaded = checkpoint.load(
+                self.folder.checkpoints, self.trained_hash, self.folder.records_until
+            )
         except checkpoint.Another as error:
-            differ = self.differences(folder) or ["settings, network or data differ"]
+            differ = self.differences(self.folder) or ["settings, network or data differ"]
             raise InputError(
-                f"{error} ({'; '.join(differ)}): resume with the settings it was begun with, or choose another --out"
+                f"{error} ({'; '.join(differ)}): resume with the settings it was started with, or "
+                "choose another --out"
             ) from None
         return loaded[0] if loaded is not None else None
 
     def differences(self, folder: RunFolder) -> list[str]:
-        """In what the run in the folder was begun otherwise, as far as its files tell."""
+        """Return in what the run in the folder differs from this one, as far as its files tell."""
         try:
-            begun, stored = read_toml(folder.path / SETTINGS), Stored.read(folder)
+            before, stored = read_toml(folder.path / SETTINGS), Description.read(folder)
         except InputError:
             return []
-        name, here, there = self.algorithm.name, self.problem.federation, stored.federation
-        new = top_settings(self.algorithm, self.training) | {"clients": here.num_clients, "training examples": here.num_examples}
-        old = begun | {"clients": there.num_clients, "training examples": there.num_examples}
+        algorithm, name = self.task.algorithm, self.task.algorithm.name
+        new = _of_training(self.task.settings) | {"algorithm": name}
+        new = {key: new[key] for key in new if not key.startswith("personal_")}
+        for problem, values in ((self.task.problem.federation, new), (stored.federation, before)):
+            values["clients"] = problem.num_clients
+            values["training examples"] = problem.num_examples
         if stored.algorithm["name"] == name:
-            new |= {f"{name}.{key}": value for key, value in dataclasses.asdict(self.algorithm).items()}  # type: ignore[call-overload]
-            old |= {f"{name}.{key}": value for key, value in stored.algorithm["settings"].items()}
-        return [f"{key}={value}, begun with {old[key]}" for key, value in new.items() if key in old and old[key] != value]
+            options = dataclasses.asdict(algorithm)  # type: ignore[call-overload]
+            new |= {f"{name}.{key}": value for key, value in options.items()}
+            settings = stored.algorithm["settings"]
+            before |= {f"{name}.{key}": value for key, value in settings.items()}
+        return [
+            f"{key}={value}, started with {before[key]}"
+            for key, value in new.items()
+            if key in before and before[key] != value
+        ]
+
+    def start(self) -> State:
+        """Return where the run goes on: at its last checkpoint, or before its first round."""
+        state, folder, problem = self.stored(), self.folder, self.task.problem
+        if folder is not None and self.resume:
+            if state is not None and not folder.records.exists():
+                warnings.warn(
+                    f"{folder.records} is missing: the records of rounds 1 to {state.done} are "
+                    "lost",
+                    stacklevel=2,
+                )
+            if folder.holds_run:
+                folder.keep_rounds(state.done if state is not None else 0)
+        if state is None:
+            rng = Randomness(self.task.settings.seed)
+            state = State(server=self.task.algorithm.start(problem, rng))
+        device = problem.network.device
+        state.server = {key: value.to(device) for key, value in state.server.items()}
+        return state
+
+    def carry_out(
+        self, host: Host, progress: bool = True, callbacks: Sequence[Callback] = ()
+    ) -> Run:
+        """Do the remaining rounds, evaluate, write the result, and return the run.
+
+        Args:
+            host: who trains, who evaluates, and which files are kept.
+            progress: whether it is shown.
+            callbacks: listeners to the rounds.
+        """
+        task, folder, training = self.task, self.folder, self.task.training
+        lock = folder.locked(new=not self.resume) if folder is not None else None
+        with one_thread(), lock or contextlib.nullcontext():
+            state = self.start()
+            recorder = Recorder(folder, self.constants, self.trained_hash, host.checkpoint_every)
+            shape, clients = tuple(task.clients.train.x.shape[1:]), task.clients
+            result = Run(
+                task.problem,
+                task.algorithm,
+                state,
+                training.seed,
+                task.settings.personal_plan,
+                shape,
+                records=recorder.records,
+                augment=clients.augment,
+            )
+            if folder is not None:
+                record = problem_record(result, task.head, task.model)
+                files = {SETTINGS: task.to_toml().encode(), PROBLEM: sealed(record)}
+                for name, content in (files | dict(host.files())).items():
+                    folder.write(name, content)
+            engine = host.engine(state)
+            bar = RoundProgress(
+                f"{task.algorithm.name} seed {training.seed}", note=lambda: engine.note
+            )
+            spent = [_Spent(self.privacy)] if self.privacy is not None else []
+            listeners = [*spent, engine, *callbacks, recorder, *([bar] if progress else [])]
+            try:
+                run(
+                    task.problem,
+                    self.algorithm,
+                    self.draw,
+                    training,
+                    state,
+                    engine,
+                    listeners,
+                )
+                start = time.perf_counter()
+                evaluated = host.evaluate(result, partial(tell, listeners, "evaluating"))
+                seconds = {"train": state.seconds, "evaluate": time.perf_counter() - start}
+                result.result = summary(result, evaluated, clients, seconds)
+                result.result["executor"] = dict(engine.chosen)
+                if self.privacy is not None:
+                    result.result["privacy"] = self.privacy.record(state.done)
+                if folder is not None:
+                    if evaluated.observed is not None:
+                        folder.write(EVALUATION, sealed(evaluated.observed, indent=None))
+                    folder.write_result(as_json(result.result), host.evaluated_hash)
+                    (folder.path / EVALUATED).unlink(missing_ok=True)
+                    result.records = folder.rounds()
+                tell(listeners, "on_result", result.result)
+            finally:
+                bar.close()
+                engine.close()
+        return result
 
 
-def top_settings(algorithm: Algorithm, training: Training) -> dict[str, Any]:
-    """What settings.toml has at its top of all that training depends on."""
-    plan = training.plan
-    return {
-        "algorithm": algorithm.name,
-        "fraction": training.fraction,
-        "local_epochs": plan.epochs,
-        "rounds": training.rounds,
-        "batch_size": plan.batch_size,
-        "lr": plan.lr,
-        "momentum": plan.momentum,
-        "schedule": training.schedule,
-        "seed": training.seed,
-    }
+class _Spent(Callback):
+    """Records the epsilon of the rounds so far."""
 
+    def __init__(self, privacy: Mechanism):
+        self.privacy = privacy
 
-def claim(out: str | os.PathLike[str] | None, resume: bool) -> RunFolder | None:
-    """The run's folder; one that holds a run is refused unless that is resumed."""
-    folder = RunFolder(out) if out is not None else None
-    if folder is not None and not resume:
-        folder.refuse_run()
-    return folder
-
-
-def mechanism(folder: RunFolder | None, noise: float, clip: float, delta: float, num_clients: int, cohort: int) -> Privacy | None:
-    """The privacy of a run, or None. The secret that it draws from stays with the run, readable to its owner alone."""
-    if noise == 0:
-        return None
-    privacy = Privacy(noise, clip, delta, num_clients, cohort)
-    privacy.epsilon(1)  # before the first round: is the accountant there, and can it count?
-    return replace(privacy, key=secret(folder) if folder is not None else secrets.token_bytes(KEY_BYTES))
+    def on_round(self, record: dict[str, Any], state: State) -> None:
+        """Add the epsilon after this round to its record."""
+        record["epsilon"] = self.privacy.epsilon(state.done)
 
 
 def secret(folder: RunFolder) -> bytes:
-    """The key in a run's folder, drawn where no round was run yet: rounds that are run again must draw the same noise."""
+    """Return the key in a run's folder; draw it where no round was run yet.
+
+    Rounds that are run again must draw the same noise.
+    """
     path = folder.path / KEY
     if not path.exists():
         if any(folder.checkpoints.glob("*.json")):
             raise InputError(
-                f"{path} is missing, and this run cannot draw the same noise without it: restore it, or train again in "
-                "another folder"
+                f"{path} is missing, and this run cannot draw the same noise without it: restore "
+                "it, or train again in another folder"
             )
         with folder.locked():
-            if not path.exists():  # nobody has drawn one since
+            if not path.exists():  # no other process has drawn one since
                 write_atomically(path, secrets.token_bytes(KEY_BYTES), private=True)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
-        raise InputError(f"{path} has {len(key)} bytes, not {KEY_BYTES}: restore it, or train again in another folder")
+        raise InputError(
+            f"{path} has {len(key)} bytes, not {KEY_BYTES}: restore it, or train again in another "
+            "folder"
+        )
     return key
 
 
-def conduct(
-    job: Job,
-    engine: Callable[[State], Engine],
-    evaluation: Callable[[Run], Mapping[str, Any]],
-    files: Callable[[Run], Mapping[str, bytes]],
-    *,
-    about: Mapping[str, Any],
-    folder: RunFolder | None,
-    resume: bool,
-    checkpoint_every: int,
-    progress: bool,
-    callbacks: Sequence[Callback] = (),
-) -> Run:
-    """The rounds of a job from its last checkpoint to its end, and its result.
-
-    Args:
-        job: the run.
-        engine: the executor of a run that stands where this state does.
-        evaluation: the split, and the numbers on it of the clients that trained ("known") and of others ("novel"); None for none.
-            Where it has "observed", that is evaluation.json (evaluation/observe.py).
-        files: what the folder holds of the run from its beginning.
-        about: what the result says of the data.
-        folder: where it is kept, or None.
-        resume: go on where a run in the folder stopped.
-        checkpoint_every: rounds between checkpoints.
-        progress: show it.
-        callbacks: told of every round.
-    """
-    state = None
-    with one_thread(), folder.locked(new=not resume) if folder is not None else contextlib.nullcontext():
-        if folder is not None and resume:
-            state = job.kept(folder)
-            if state is not None and not folder.records.exists():
-                warnings.warn(f"{folder.records} is missing: the records of rounds 1 to {state.done} are lost", stacklevel=2)
-            if folder.holds_run:
-                folder.keep_rounds(state.done if state is not None else 0)
-        if state is None:
-            state = State(server=job.algorithm.start(job.problem, Randomness(job.training.seed)))
-        state.server = {key: value.to(job.problem.network.device) for key, value in state.server.items()}
-        seed, rounds = job.training.seed, job.training.rounds
-        result = Run(job.problem, job.algorithm, state, seed, job.personal_plan, job.input_shape, augment=job.augment)
-        if folder is not None:
-            for name, content in files(result).items():
-                folder.write(name, content)
-        keeper = Keeper(folder, job.constants, job.fingerprint, checkpoint_every, rounds, result.records)
-        executor = engine(state)
-        shown = [RoundProgress(f"{job.algorithm.name} seed {seed}", note=lambda: executor.note)] if progress else []
-        told = [*([_Spent(job.privacy)] if job.privacy else []), *callbacks, keeper, *shown]
-        try:
-            run(job.problem, job.trained, job.draw, job.training, state, executor, told)
-            result.watch = partial(tell, told, "evaluating")
-            begun = time.perf_counter()
-            found = evaluation(result)
-            seconds = {"train": state.seconds, "evaluate": time.perf_counter() - begun}
-            result.result = summary(result, found, about, seconds) | {"executor": dict(executor.chosen)}
-            if job.privacy is not None:
-                result.result["privacy"] = job.privacy.record(state.done)
-            if folder is not None:
-                if found.get("observed") is not None:
-                    folder.write(EVALUATION, sealed(found["observed"], indent=None))
-                folder.write_result(as_json(result.result), job.asked)
-                (folder.path / EVALUATED).unlink(missing_ok=True)
-                result.records = folder.rounds()
-            tell(told, "on_result", result.result)
-        finally:
-            result.watch = None
-            for bar in shown:
-                bar.close()
-            executor.close()
-    return result
-
-
-class _Spent(Callback):
-    """Records what the rounds have cost so far."""
-
-    def __init__(self, privacy: Privacy):
-        self.privacy = privacy
-
-    def on_round(self, record: dict[str, Any], state: State) -> None:
-        """Epsilon after this round."""
-        record["epsilon"] = self.privacy.epsilon(state.done)
-
-
-def summary(result: Run, found: Mapping[str, Any], about: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """What result.json holds."""
+def summary(
+    result: Run, evaluated: Evaluated, clients: Clients, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the content of result.json."""
     state = result.state
-    known = found["known"] or {"global": None, "personalised": None, "per_client": None}
+    known = evaluated.known or {"global": None, "personalised": None, "per_client": None}
     per_client_round = {
         "down_bytes": state.traffic.down // max(state.client_rounds, 1),
         "up_bytes": state.traffic.up // max(state.client_rounds, 1),
     }
     return {
         "algorithm": result.algorithm.name,
-        "dataset": about["dataset"],
+        "dataset": clients.title or clients.name,
         "seed": result.seed,
         "rounds": state.done,
-        "split": found["split"],
+        "split": evaluated.split,
         "global": known["global"],
         "personalised": known["personalised"],
-        "holdout": found["novel"],
+        "holdout": evaluated.novel,
         "per_client": known["per_client"],
         "communication": {
             "down_bytes": state.traffic.down,
             "up_bytes": state.traffic.up,
             "per_client_round": per_client_round,
         },
-        "data": about["data"],
+        "data": dict(clients.files),
         "seconds": dict(seconds),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of everything that the numbers depend on."""
+    from fedhb import __version__
+
+    return {
+        "fedhb": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
     }

@@ -1,2 +1,1 @@
-"""A federation on Flower, made ready: certificates, keys, the app and its configuration (`files`), and started here to try it out
-(`up`)."""
+"""A federation on Flower, made ready (`app_files`) and tried on this machine (`local_federation`)."""

@@ -1,10 +1,10 @@
-"""What `fedhb deploy init` writes.
+"""Writes the files of a deployment (`fedhb deploy init`).
 
-DIR/app/                 the Flower app: pyproject.toml, LICENSE, fedhb_app/ (two lines of code; fedhb is installed everywhere)
-DIR/settings.toml        what is trained, as for `fedhb train`
+DIR/app/                 the Flower app: pyproject.toml, fedhb_app/ (two lines of code)
+DIR/settings.toml        the settings of the run, as for `fedhb train`
 DIR/run.toml             the run config made of it (by `up`, or `fedhb deploy config`)
-DIR/certificates/        ca.crt (for every node), ca.key, server.pem, server.key (for the server alone)
-DIR/keys/                node-K, node-K.pub: a node's identity; the private half is for that node alone
+DIR/certificates/        ca.crt (for every node), ca.key, server.pem, server.key (for the server)
+DIR/keys/                node-K, node-K.pub: a node's identity; the first is for that node alone
 DIR/flower/config.toml   where the SuperLink is, for the `flwr` command (FLWR_HOME=DIR/flower)
 """
 
@@ -24,8 +24,8 @@ from fedhb.runs.settings import Settings, toml_value
 NAME = "fedhb"
 """The SuperLink's name in the config of the `flwr` command."""
 
-SERVER_APP = '"""The server of the federation."""\n\nfrom fedhb.flower.server_app import app\n\n__all__ = ["app"]\n'
-CLIENT_APP = '"""A client of the federation."""\n\nfrom fedhb.flower.client_app import app\n\n__all__ = ["app"]\n'
+APP = '"""{title}"""\n\nfrom fedhb.flower.{module} import app\n\n__all__ = ["app"]\n'
+"""The code of the server's app, and of the client's."""
 
 
 def init(folder: Path, nodes: int, hosts: Sequence[str], port: int, settings: Settings) -> None:
@@ -41,15 +41,21 @@ def init(folder: Path, nodes: int, hosts: Sequence[str], port: int, settings: Se
     write_app(folder / "app")
     certificates.make_authority(folder / "certificates")
     certificates.make_server(folder / "certificates", every)
-    for k in range(nodes):
-        certificates.make_node_key(folder / "keys" / f"node-{k}")
+    make_missing_keys(folder, nodes)
     write_connection(folder, f"{every[0]}:{port}")
     write_settings(folder, settings)
     write_run_config(folder, settings, {"nodes": nodes, "out": str((folder / "run").absolute())})
 
 
+def make_missing_keys(folder: Path, nodes: int) -> None:
+    """Make a key for every node that has none."""
+    for k in range(nodes):
+        if not (folder / "keys" / f"node-{k}").exists():
+            certificates.make_node_key(folder / "keys" / f"node-{k}")
+
+
 def write_app(folder: Path) -> None:
-    """The Flower app."""
+    """Write the Flower app."""
     defaults: dict[str, Any] = {"settings": "", "out": "", "resume": False}
     defaults |= {f.name.replace("_", "-"): f.default for f in fields(Rules)}
     config = "\n".join(f"{key} = {toml_value(value)}" for key, value in defaults.items())
@@ -78,31 +84,30 @@ clientapp = "fedhb_app.client_app:app"
 {config}
 """
     write_atomically(folder / "pyproject.toml", project.encode())
-    for name, content in (
-        ("__init__", '"""A federation of fedhb."""\n'),
-        ("server_app", SERVER_APP),
-        ("client_app", CLIENT_APP),
-    ):
+    titles = {"server_app": "The server of the federation.", "client_app": "A client of it."}
+    modules = {name: APP.format(title=title, module=name) for name, title in titles.items()}
+    for name, content in ({"__init__": '"""A federation of fedhb."""\n'} | modules).items():
         write_atomically(folder / "fedhb_app" / f"{name}.py", content.encode())
 
 
 def write_connection(folder: Path, address: str, home: Path | None = None) -> None:
-    """Where the `flwr` command finds the SuperLink."""
+    """Write where the `flwr` command finds the SuperLink."""
     authority = (folder / "certificates" / "ca.crt").absolute()
     text = (
-        f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = {toml_value(address)}\n'
+        f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
+        f"address = {toml_value(address)}\n"
         f"root-certificates = {toml_value(str(authority))}\n"
     )
     write_atomically((home or folder / "flower") / "config.toml", text.encode())
 
 
 def write_settings(folder: Path, settings: Settings) -> None:
-    """settings.toml: what later commands take where no flag says otherwise."""
+    """Write settings.toml, which later commands take where no flag says otherwise."""
     write_atomically(folder / "settings.toml", settings.to_toml({}).encode())
 
 
 def write_run_config(folder: Path, settings: Settings, values: Mapping[str, Any]) -> Path:
-    """run.toml: the settings as text, and the rules that are not at their default."""
+    """Write run.toml: the settings as text, and the rules that are given."""
     path = folder / "run.toml"
     chosen = {
         "settings": settings.to_toml({}),

@@ -1,4 +1,4 @@
-"""A certificate authority of one's own, the server's certificate, and a key pair for every node."""
+"""Makes a certificate authority, the server's certificate, and a key pair for every node."""
 
 from __future__ import annotations
 
@@ -16,20 +16,30 @@ from fedhb.errors import InputError
 from fedhb.files import write_atomically
 
 CA_YEARS, SERVER_DAYS = 10, 397
-"""How long certificates hold: the server's no longer than what clients commonly accept."""
+"""How long certificates are valid: the server's no longer than clients commonly accept."""
 
 SERVER_NAME = "fedhb federation server"
-"""Nodes compare the alternative names alone; a common name has at most 64 characters, which a host's may exceed."""
+"""The common name. Nodes compare the alternative names alone, which may be longer."""
 
 
 def make_authority(folder: Path) -> None:
-    """ca.crt and ca.key: whoever has the key can speak as the server, so it stays with the server's owner."""
+    """Write ca.crt and ca.key.
+
+    The key allows to speak as the server: it stays with the server's owner.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhb federation CA")])
     usage = x509.KeyUsage(
-        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
-        key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
     certificate = (
         _builder(name, name, key.public_key(), CA_YEARS * 365)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -42,7 +52,7 @@ def make_authority(folder: Path) -> None:
 
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
-    """server.pem and server.key for these names and addresses, signed by the folder's authority."""
+    """Write server.pem and server.key for these names, signed by the folder's authority."""
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -65,7 +75,7 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """A node's key pair, PATH and PATH.pub: ECDSA on P-384 in OpenSSH's formats, which Flower asks for."""
+    """Write a node's key pair, PATH and PATH.pub: ECDSA on P-384 in OpenSSH's formats."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         serialization.Encoding.PEM,
@@ -80,7 +90,7 @@ def make_node_key(path: Path) -> None:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A key that only its owner may read, whole or not at all."""
+    """Write a key that only its owner may read, whole or not at all."""
     if path.exists():
         raise InputError(f"{path} exists already: a key is never overwritten; remove it first")
     write_atomically(path, content, private=True)
@@ -102,10 +112,11 @@ def _builder(
 
 
 def alternative(host: str) -> x509.GeneralName:
-    """A name or an address, for a certificate."""
+    """Return a name or an address as a certificate holds it."""
     if not host.strip():
         raise InputError(
-            f"host {host!r} is empty: give a name or an address of the server (--host), or leave it out for 127.0.0.1"
+            f"host {host!r} is empty: give a name or an address of the server (--host), or leave "
+            "it out for 127.0.0.1"
         )
     try:
         return x509.IPAddress(ipaddress.ip_address(host))

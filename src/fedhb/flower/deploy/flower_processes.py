@@ -1,7 +1,8 @@
-"""Flower's processes, started here and stopped here.
+"""Starts and stops Flower's processes.
 
-Flower's processes start others (an executor, an app per message) that leave their group. All of them carry a mark in their
-environment, by which `Processes.stop` finds those that this object started, and no others.
+Flower's processes start others (an executor, an app per message) that leave their group. All of
+them carry a mark in their environment, by which `Processes.stop` finds those that this object
+started, and no others.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ SETTINGS = {
     "PYTHONUNBUFFERED": "1",
     "NO_COLOR": "1",
 }
-"""Nothing is sent home, and nobody waits a second for what takes none."""
+"""The settings of Flower's processes: no telemetry, and no waiting where none is needed."""
 
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""What ends a command: a request, and a terminal that is closed (which Windows does not tell)."""
+"""The signals that end a command: a request, and a terminal that is closed (not on Windows)."""
 
 
 def end_in_order() -> None:
-    """Whoever ends this process, or closes its terminal, ends what it started: `SystemExit` is raised, once.
+    """Raise `SystemExit` once when this process is ended or its terminal is closed.
 
-    A terminal that is closed tells so twice, by the shell and by the kernel; the second must not break off the stopping. What
-    is ignored already, as under nohup, goes on being ignored.
+    Then it stops what it started. A closed terminal sends two signals, by the shell and by the
+    kernel; the second must not interrupt the stopping. A signal that is ignored already, as under
+    nohup, stays ignored.
     """
 
     def end(number: int, frame: object) -> None:
@@ -64,7 +66,7 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
 
     def environment(self, home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a Flower process needs: its home, and its own Python's commands before all others."""
+        """Return the environment of a Flower process: its home, and this Python's commands first."""
         commands = str(Path(sys.executable).parent)
         path = f"{commands}{os.pathsep}{os.environ.get('PATH', '')}"
         return {
@@ -79,7 +81,7 @@ class Processes:
     def start(
         self, name: str, command: Sequence[str], home: Path, more: Mapping[str, str] | None = None
     ) -> None:
-        """A process that stays; what it says goes to LOGS/NAME.log."""
+        """Start a process that stays; its output goes to LOGS/NAME.log."""
         home.mkdir(parents=True, exist_ok=True)
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
@@ -92,7 +94,7 @@ class Processes:
             )
 
     def call(self, command: Sequence[str], home: Path, timeout: float = 120.0) -> str:
-        """A process that ends: what it said, or an error."""
+        """Run a process to its end; return its output, or raise an error."""
         try:
             done = subprocess.run(
                 [self.command(command[0]), *command[1:]],
@@ -112,7 +114,7 @@ class Processes:
 
     @staticmethod
     def command(name: str) -> str:
-        """Flower's command beside this Python."""
+        """Return the path of Flower's command beside this Python."""
         path = Path(sys.executable).parent / name
         if not path.exists():
             raise InputError(
@@ -121,7 +123,7 @@ class Processes:
         return str(path)
 
     def ended(self) -> dict[str, int]:
-        """The processes that have ended, with their exit codes."""
+        """Return the processes that have ended, with their exit codes."""
         return {
             name: code
             for name, process in self.running.items()
@@ -129,7 +131,7 @@ class Processes:
         }
 
     def log(self, name: str, count: int = 2000) -> str:
-        """The end of what a process said."""
+        """Return the end of a process's output."""
         path = self.logs / f"{name}.log"
         return path.read_text(errors="replace")[-count:] if path.exists() else ""
 
@@ -141,7 +143,7 @@ class Processes:
         process.wait()
 
     def stop(self) -> None:
-        """End everything that was started, first kindly."""
+        """End everything that was started: by a request first, then by force."""
         for process in self.running.values():
             if process.poll() is None:
                 _signal(process.pid, signal.SIGTERM)
@@ -162,22 +164,20 @@ class Processes:
 
 
 def marked(mark: str) -> list[int]:
-    """The live processes of this system whose environment has the mark, but this one (Linux; none elsewhere)."""
-    found, needle = [], f"{MARK}={mark}".encode()
+    """Return the other live processes whose environment has the mark (Linux; none elsewhere)."""
+    pids, needle = [], f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if (
-                needle in (folder / "environ").read_bytes().split(b"\0")
-                and int(folder.name) != os.getpid()
-            ):
-                found.append(int(folder.name))
+            variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-    return found
+        if needle in variables and int(folder.name) != os.getpid():
+            pids.append(int(folder.name))
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
-    """The children of a process, and theirs."""
+    """Return the children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -185,23 +185,23 @@ def descendants(pid: int) -> list[int]:
             children.setdefault(int(fields[1]), []).append(int(folder.name))
         except (OSError, IndexError, ValueError):
             continue
-    found, open_ = [], [pid]
-    while open_:
-        more = children.get(open_.pop(), [])
-        found += more
-        open_ += more
-    return found
+    pids, waiting = [], [pid]
+    while waiting:
+        more = children.get(waiting.pop(), [])
+        pids += more
+        waiting += more
+    return pids
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """Return a port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def listens(port: int) -> bool:
-    """Whether somebody listens on a port of this machine."""
+    """Return whether a process listens on a port of this machine."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0):
             return True

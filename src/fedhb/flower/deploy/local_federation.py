@@ -1,4 +1,4 @@
-"""A whole federation on this machine: a SuperLink with TLS and node authentication, nodes with keys, and a run on them."""
+"""Runs a federation on this machine: a SuperLink with TLS, nodes with keys, and a run on them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STARTING = 120.0
 """Seconds that a process has to start."""
 
 ACCEPTED = ("training", "evaluating", "done")
-"""States of a run that has begun, or goes on, under its settings."""
+"""States of a run that has accepted its settings."""
 
 REFUSED = 305
-"""What Flower's nodes say when the SuperLink does not let them in."""
+"""The exit code of Flower's nodes that the SuperLink refuses."""
 
 Tell = Callable[[str], None]
 
@@ -40,32 +40,32 @@ class Local:
         self.secrets = self.folder / "certificates"
 
     def home(self, name: str) -> Path:
-        """A Flower home of its own for every process."""
+        """Return the Flower home of a process: each has its own."""
         return self.folder / "flower" / name
 
     def start_link(self) -> None:
-        """The SuperLink; no node without a registered key is let in."""
+        """Start the SuperLink, which refuses nodes without a registered key."""
         self.port = free_port()
         self.processes.start(
             "superlink",
             [
-                "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth",
-                "--ssl-ca-certfile", str(self.secrets / "ca.crt"), "--ssl-certfile", str(self.secrets / "server.pem"),
-                "--ssl-keyfile", str(self.secrets / "server.key"), "--disable-runtime-dependency-installation",
+                *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
+                *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+                *("--ssl-ca-certfile", str(self.secrets / "ca.crt")),
+                *("--ssl-certfile", str(self.secrets / "server.pem")),
+                *("--ssl-keyfile", str(self.secrets / "server.key")),
             ],
             self.home("superlink"),
-        )  # fmt: skip
+        )
         write_connection(self.folder, f"127.0.0.1:{self.port}", self.home("cli"))
         self.wait("superlink", lambda: listens(self.port))
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
-        """Until a process is ready; an error where it ends instead."""
+        """Wait until a process is ready; raise an error where it ends instead."""
         end = time.monotonic() + STARTING
         while not ready():
             if name in self.processes.ended():
-                raise Stopped(
-                    f"{name} ended; the last of what it said:\n{self.processes.log(name)}"
-                )
+                raise Stopped(f"{name} ended; the end of its output:\n{self.processes.log(name)}")
             if time.monotonic() > end:
                 raise Stopped(
                     f"{name} did not start within {STARTING:g} s:\n{self.processes.log(name)}"
@@ -73,23 +73,25 @@ class Local:
             time.sleep(0.1)
 
     def register(self, key: Path) -> None:
-        """Make a node's public key known."""
+        """Register a node's public key."""
         self.processes.call(["flwr", "supernode", "register", f"{key}.pub", NAME], self.home("cli"))
 
     def start_node(
         self, name: str, key: Path, config: Mapping[str, Any], more: Mapping[str, str] | None = None
     ) -> None:
-        """A node with this key."""
+        """Start a node with this key."""
         text = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
         self.processes.start(
             name,
             [
-                "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", str(self.secrets / "ca.crt"),
-                "--auth-supernode-private-key", str(key), "--port", str(free_port()), "--node-config", text,
+                *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}"),
+                *("--root-certificates", str(self.secrets / "ca.crt")),
+                *("--auth-supernode-private-key", str(key)),
+                *("--port", str(free_port()), "--node-config", text),
             ],
             self.home(name),
             more,
-        )  # fmt: skip
+        )
 
     def submit(self, settings: Settings, rules: Mapping[str, Any]) -> None:
         """Start a run."""
@@ -100,7 +102,10 @@ class Local:
         )
 
     def refusal(self, wait: float = 60.0) -> str:
-        """Start a node whose key nobody registered: how it was refused. An error where it was not."""
+        """Start a node with an unregistered key; return how it was refused.
+
+        Where it is not refused, an error is raised.
+        """
         key = self.folder / "keys" / "unregistered"
         if not key.exists():
             certificates.make_node_key(key)
@@ -112,7 +117,8 @@ class Local:
             time.sleep(0.2)
         if f"Exit Code: {REFUSED}" not in self.processes.log("unregistered", 10_000):
             raise Stopped(
-                f"a node with an unregistered key ended otherwise:\n{self.processes.log('unregistered')}"
+                "a node with an unregistered key ended otherwise:\n"
+                f"{self.processes.log('unregistered')}"
             )
         del self.processes.running["unregistered"]
         return f"Flower's exit code {REFUSED}"
@@ -124,7 +130,7 @@ class Local:
 
 @contextmanager
 def local(folder: Path, tell: Tell = lambda text: None) -> Iterator[Local]:
-    """A local federation that is gone afterwards, whatever happens."""
+    """Give a local federation that is gone afterwards, whatever happens."""
     federation = Local(folder, tell)
     try:
         yield federation
@@ -140,21 +146,24 @@ def up(
     tell: Tell,
     on_round: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Start a federation, run it, stop it: its result. The folder's settings.toml is the run's once that has accepted them.
+    """Start a federation, do the run, stop everything, and return the result.
+
+    The folder's settings.toml is written once the run has accepted its settings.
 
     Args:
         folder: of `init`, with a key for every node.
         settings: of the run.
         rules: the run config beside them; `out` is where the results go.
         configs: of each node.
-        tell: told what happens.
-        on_round: told of every round's record.
+        tell: is told what happens.
+        on_round: is told of every round's record.
     """
     keys = [folder.absolute() / "keys" / f"node-{k}" for k in range(len(configs))]
     for key in keys:
         if not key.exists():
             raise InputError(
-                f"{key} is missing: fedhb deploy init {folder} --nodes {len(configs)} makes one for every node"
+                f"{key} is missing: fedhb deploy init {folder} --nodes {len(configs)} makes one for "
+                "every node"
             )
     out = RunFolder(str(rules["out"]))
     known = len(refusals(out))  # of the runs that this one resumes
@@ -180,25 +189,32 @@ def watch(
     refused: int = 0,
     accepted: Callable[[], None] = lambda: None,
 ) -> None:
-    """Follow a run to its end. So many nodes were refused before it; `accepted` is told when the server takes its settings."""
-    shown, said, begun = 0, "", time.monotonic()
+    """Follow a run to its end.
+
+    Args:
+        federation: that it runs on.
+        out: the folder of the run.
+        tell: is told what happens.
+        on_round: is told of every round's record.
+        refused: how many nodes were refused before the run.
+        accepted: is called when the server accepts the settings.
+    """
+    shown, last, start = 0, "", time.monotonic()
     while True:
         status = read_status(out)
-        told = refusals(out)
-        for text in told[refused:]:
+        texts = refusals(out)
+        for text in texts[refused:]:
             tell(text)
-        refused = len(told)
+        refused = len(texts)
         records = out.rounds()
         for record in records[shown:]:
             on_round(record)
         shown = len(records)
-        text = (
-            f"{status['state']}{': ' + status['detail'] if status['detail'] else ''}"
-            if status
-            else ""
-        )
-        if text and text != said:
-            said = text
+        text = ""
+        if status:
+            text = status["state"] + (f": {status['detail']}" if status["detail"] else "")
+        if text and text != last:
+            last = text
             tell(text)
             if status and status["state"] in ACCEPTED:
                 accepted()
@@ -212,25 +228,26 @@ def watch(
             raise Stopped(f"the SuperLink ended:\n{federation.processes.log('superlink')}")
         if status and not Path(f"/proc/{status['pid']}").exists() and Path("/proc/self").exists():
             raise Stopped(f"the server's process is gone:\n{federation.processes.log('superlink')}")
-        if not status and time.monotonic() - begun > STARTING:
+        if not status and time.monotonic() - start > STARTING:
             raise Stopped(
-                f"the run did not start within {STARTING:g} s:\n{federation.processes.log('superlink')}"
+                f"the run did not start within {STARTING:g} s:\n"
+                f"{federation.processes.log('superlink')}"
             )
         time.sleep(0.2)
 
 
 def refusals(out: RunFolder) -> list[str]:
-    """The nodes that were refused so far, and why: who waits for them should know."""
-    found = []
+    """Return the nodes that were refused so far, and why."""
+    texts = []
     with contextlib.suppress(FileNotFoundError):
         for line in (out.path / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):  # a line that is being written
                 event = json.loads(line)
                 if event["event"] == "node refused":
-                    found.append(f"node {event['node']} was refused: {event['detail']}")
-    return found
+                    texts.append(f"node {event['node']} was refused: {event['detail']}")
+    return texts
 
 
 def read_status(out: RunFolder) -> dict[str, Any] | None:
-    """Where a run stands, or None where it has not begun."""
+    """Return where a run stands, or None before its start."""
     return out.read_json(STATUS) if (out.path / STATUS).exists() else None

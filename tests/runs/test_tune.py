@@ -1,0 +1,306 @@
+"""Tuning: the same budget for all, validation data only, seeds that no result uses, and defaults
+that are what was chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tuning import OWN, SPACE, run, write, write_data
+
+from fedhb.algorithms import ALGORITHMS, FedBABU
+from fedhb.clients.clients import Share
+from fedhb.errors import InputError
+from fedhb.runs import tune
+from fedhb.runs.settings import TRAINING, read_toml
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_trials_are_different_and_begin_with_the_default(tmp_path):
+    space = tune.Space.read(write(tmp_path), trials=5)
+    for method in ("niw", "fedavg"):
+        trials = list(space.trials(method).values())
+        assert len(trials) == 5 and all(trials.count(choice) == 1 for choice in trials)
+        assert trials[0] == space.default(method)
+        for choice in trials[1:]:
+            assert all(value in space.choices(method)[name] for name, value in choice.items())
+    assert all(choice["update"] == "full" for choice in space.trials("fedavg").values())
+    assert trials == list(tune.Space.read(space.path, trials=5).trials("fedavg").values())
+
+
+def test_draws_share_their_shared_values_and_do_not_depend_on_defaults_or_the_number(
+    tmp_path, monkeypatch
+):
+    path = write(tmp_path, SPACE + "[own.fedbabu]\n")
+    few, more = tune.Space.read(path, trials=3), tune.Space.read(path, trials=6)
+    assert few.trials("niw").items() <= more.trials("niw").items()
+    for n in few.trials("niw").keys() & few.trials("fedbabu").keys() - {0}:
+        for name in ("lr", "personal_epochs", "update"):
+            assert few.trials("niw")[n][name] == few.trials("fedbabu")[n][name]
+    before = more.trials("fedbabu")
+    number, choice = list(before.items())[2]
+    monkeypatch.setattr(FedBABU, "training", {k: v for k, v in choice.items() if k in TRAINING})
+    after = tune.Space.read(path, trials=6).trials("fedbabu")
+    shared = before.keys() & after.keys() - {0}
+    assert len(shared) >= 4 and all(before[n] == after[n] for n in shared)
+    if choice["update"] == "body":  # it is the default now, and not drawn again
+        assert number not in after and after[0] == choice
+
+
+def test_trial_0_is_what_the_space_begins_with(tmp_path, monkeypatch):
+    """Adopting what was chosen as the default must not change what it was compared with."""
+    path = write(tmp_path, SPACE + "[start.shared]\nlr = 0.07\n[start.niw]\nkl_weight = 0.5\n")
+    before = tune.Space.read(path).trials("niw")
+    assert before[0]["lr"] == 0.07 and before[0]["kl_weight"] == 0.5
+    monkeypatch.setattr("fedhb.algorithms.NIW.training", {"lr": 0.3, "personal_epochs": 9})
+    after = tune.Space.read(path)
+    assert after.trials("niw")[0]["lr"] == 0.07
+    assert after.grid["variants"]["niw 0"]["lr"] == 0.07
+
+
+def test_a_space_that_is_too_small_is_refused(tmp_path):
+    space = tune.Space.read(write(tmp_path), trials=20)
+    with pytest.raises(InputError, match="trials=20.*fedavg.* 5 "):
+        space.trials("fedavg")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("seeds = [100, 101]", "seeds = [100, 2]"), "seed 2"),
+        (("seeds = [100, 101]", "seeds = [17]"), "seed 17"),
+        (("seeds = [100, 101]", "seeds = [18]"), "seed 18"),
+        (("validation = 0.2", "evaluate_on = 'test'"), "evaluate_on.*validation"),
+        (('cells = ["two"]', 'cells = ["too"]'), "stages.*'too'.*'two'"),
+        (('cells = ["two"]', 'cells = ["two"]\nseeds = [1]'), "seed 1"),
+        (("keep = 1.0", "keep = 0.5"), "keep"),
+        (("keep = 0.5", "keep = 0.0"), "keep=0.0"),
+        (
+            (SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = []\n"),
+            "stages",
+        ),
+        (("trials = 4", "trials = 0"), "trials=0"),
+        (("trials = 4", ""), "trials"),
+        (("trials = 4", "trials = 'a'"), "trials.*whole"),
+        (("seeds = [100, 101]", "seeds = 100"), "seeds.*whole"),
+        (("keep = 0.5", ""), "keep.*number"),
+        (("lr = [0.01, 0.1]", "lr = 0.1"), "shared.*lists"),
+        (('update = ["full"]', "update = []"), "own.fedavg.*lists"),
+        (
+            (SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = 3\n"),
+            "stages.*tables",
+        ),
+        (("kl_weight", "kl_wieght"), "niw.*'kl_wieght'"),
+        (("\nlr = ", "\nschedule = ['step']\nlr = "), "shared.*'schedule'"),
+    ],
+)
+def test_a_space_that_would_spoil_the_comparison_is_refused(tmp_path, change, says):
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table/settings.toml").write_text("seeds = [16, 17]\n[cells.one]\nseeds = [18]\n")
+    path = write(tmp_path, SPACE.replace(*change))
+    with pytest.raises(InputError, match=says):
+        run(path, ["niw"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "common = 'x'",
+        "cells = 3",
+        "[cells]\none = 4\nseeds = {}",
+        "this is no TOML",
+        "seeds = ['a', 1.5]",
+    ],
+)
+def test_a_neighbour_that_is_no_experiment_is_passed_over(tmp_path, other):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/settings.toml").write_text(other)
+    assert tune.Space.read(write(tmp_path)).content["trials"] == 4
+
+
+def test_a_method_without_a_space_is_refused(tmp_path):
+    with pytest.raises(InputError, match="'fedprox'"):
+        run(write(tmp_path), ["fedprox"])
+
+
+def test_every_method_has_the_same_budget(tmp_path):
+    found, made = run(write(tmp_path))
+    count = Counter((r["key"]["variant"].split()[0], r["key"]["cell"]) for r in made)
+    assert count == {
+        ("niw", "one"): 8,
+        ("fedavg", "one"): 8,
+        ("niw", "two"): 6,
+        ("fedavg", "two"): 6,
+    }
+    assert {one.trials for one in found} == {4}
+    assert {r["key"]["seed"] for r in made} == {100, 101}
+    assert {(r["settings"]["evaluate_on"], r["settings"]["validation"]) for r in made} == {
+        ("validation", 0.2)
+    }
+
+
+def test_a_stage_may_have_seeds_of_its_own(tmp_path):
+    found, made = run(
+        write(tmp_path, SPACE.replace('cells = ["two"]', 'cells = ["one", "two"]\nseeds = [102]')),
+        ["niw"],
+    )
+    count = Counter((r["key"]["cell"], r["key"]["seed"]) for r in made)
+    assert count == {("one", 100): 4, ("one", 101): 4, ("one", 102): 3, ("two", 102): 3}
+    both = [r for r in made if r["key"]["variant"] == "niw 0"]
+    assert len(both) == 4
+    assert found[0].default == pytest.approx(-sum(tune.score(r["result"])[0] for r in both) / 4)
+
+
+def test_the_best_go_on_and_the_best_of_all_cells_is_chosen(tmp_path, monkeypatch):
+    """By hand: trials 3 and 1, the best half beside the default, go on with it; over both cells 3
+    is best, or not.
+    """
+    first = {0: 0.5, 1: 0.6, 2: 0.4, 3: 0.9}
+    for second, best in ((0.2, 3), (0.0, 0)):
+
+        def run_one(settings, key, folder, tell, second=second):
+            trial = int(key["variant"].split()[1])
+            accuracy = (
+                first.get(trial, 0.1) if key["cell"] == "one" else {0: 0.5}.get(trial, second)
+            )
+            return {task: {"accuracy": accuracy, "nll": 1.0} for task in ("global", "personalised")}
+
+        monkeypatch.setattr("fedhb.runs.tune.run", run_one)
+        path = write(tmp_path / str(best))
+        found, made = run(path, ["fedavg"])
+        space = tune.Space.read(path)
+        assert 3 in space.trials("fedavg")
+        assert {r["key"]["variant"] for r in made if r["key"]["cell"] == "two"} == {
+            "fedavg 0",
+            "fedavg 1",
+            "fedavg 3",
+        }
+        assert found[0].choice == space.trials("fedavg")[best] and found[
+            0
+        ].default == pytest.approx(0.5)
+        assert found[0].best == pytest.approx((0.9 + second) / 2 if best else 0.5)
+
+
+@pytest.mark.parametrize(("gain", "best"), [(0.0004, 3), (0.002, 1)])
+def test_scores_that_agree_to_a_tenth_of_a_percent_are_ordered_by_nll(
+    tmp_path, monkeypatch, gain, best
+):
+    """Trial 3 has the lower NLL, trial 1 the higher accuracy: by less than a run can tell, and by
+    more.
+    """
+
+    def run_one(settings, key, folder, tell):
+        accuracy, nll = {1: (0.9 + gain, 0.5), 3: (0.9, 0.4)}.get(
+            int(key["variant"].split()[1]), (0.5, 1.0)
+        )
+        return {task: {"accuracy": accuracy, "nll": nll} for task in ("global", "personalised")}
+
+    monkeypatch.setattr("fedhb.runs.tune.run", run_one)
+    path = write(tmp_path)
+    found, _ = run(path, ["fedavg"])
+    assert found[0].choice == tune.Space.read(path).trials("fedavg")[best]
+
+
+def test_scores():
+    def result(a, b, nll=1.0):
+        return {"global": {"accuracy": a, "nll": nll}, "personalised": {"accuracy": b, "nll": nll}}
+
+    assert tune.score(result(0.8, 0.6)) == (pytest.approx(-0.7), 1.0)
+    assert (
+        tune.score(result(0.8, 0.6, 0.5))
+        < tune.score(result(0.8, 0.6))
+        < tune.score(result(0.7, 0.6))
+    )
+    assert tune.score(result(0.1, 0.1, math.nan)) < tune.score({"diverged": "x"}) == (0.0, math.inf)
+
+
+def test_recorded_trials_are_not_run_again(tmp_path):
+    path = write(tmp_path)
+    found, made = run(path)
+    again, nothing = run(path)
+    assert again == found and made and not nothing
+
+
+def test_no_test_example_is_read(tmp_path, monkeypatch):
+    """Test inputs that are NaN would show in any number they enter; nothing even gathers them."""
+    from fedhb.runs import from_settings
+
+    path = write(tmp_path, SPACE + "[own.mixture]\n")
+    clean, _ = run(path)
+    (path.parent / "records.jsonl").unlink()
+    real, gather = from_settings.make_clients, Share.examples
+
+    def poisoned(*arguments):
+
+        clients, holdout = real(*arguments)
+        test = clients.test
+        poison = Share(
+            torch.full(test.x.shape, math.nan),
+            torch.full_like(test.y, 10**6),
+            test.rows,
+            test.offsets,
+        )
+        return replace(clients, test=poison), holdout
+
+    def watched(self, k, most=None):
+        assert not self.x.is_floating_point() or not torch.isnan(self.x).any(), (
+            "a test example was read"
+        )
+        return gather(self, k, most)
+
+    monkeypatch.setattr(from_settings, "make_clients", poisoned)
+    monkeypatch.setattr(Share, "examples", watched)
+    assert run(path)[0] == clean
+    with pytest.raises(AssertionError, match="a test example was read"):
+        from_settings.train(
+            from_settings.Settings.of(num_clients=6, rounds=1), None, progress=False
+        )
+
+
+def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
+    """A trial that diverged is the worst, also where every NLL is above zero."""
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, OWN)
+    write_data(real=True)
+    found, made = run(path)
+    for one in found:
+        means = {
+            r["key"]["variant"]: (r["result"]["global"]["nll"] + r["result"]["personalised"]["nll"])
+            / 2
+            for r in made
+            if r["key"]["variant"].startswith(one.method)
+        }
+        assert one.metric == "nll" and one.best == pytest.approx(min(means.values()))
+        assert one.default == pytest.approx(means[f"{one.method} 0"])
+    assert tune.score({"diverged": "x"}) > max(tune.score(r["result"]) for r in made)
+    tune.write_chosen(path.parent / "chosen.toml", found)
+    assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")["niw"].keys()
+    assert tune_command.table(found).title == "validation NLL"
+
+
+def test_differences_from_the_code_are_seen(monkeypatch):
+    monkeypatch.setattr(FedBABU, "training", {})
+    chosen = {"fedbabu": {"training": {"lr": 0.3}, "settings": {"update": "full"}}}
+    assert tune.differences(chosen) == [
+        "fedbabu: lr is 0.1, chosen was 0.3",
+        "fedbabu: update is body, chosen was full",
+    ]
+    monkeypatch.setattr(FedBABU, "training", {"lr": 0.3})
+    assert tune.differences(chosen) == ["fedbabu: update is body, chosen was full"]
+
+
+def test_the_defaults_of_the_code_are_those_that_were_chosen():
+    path = ROOT / "experiments/tuning/chosen.toml"
+    assert tune.differences(read_toml(path) if path.exists() else {}) == []
+
+
+def test_our_space_is_sound():
+    space = tune.Space.read(ROOT / "experiments/tuning/space.toml")
+    assert set(space.methods) == set(ALGORITHMS)
+    assert len(space.grid["variants"]) == len(ALGORITHMS) * space.content["trials"]
