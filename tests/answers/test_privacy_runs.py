@@ -111,7 +111,7 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
             "privacy": fedhb.Privacy(noise=1.0),
         },
     )
-    run = fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "a", **options)
+    run = fedhb.fit(builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "a", **options)
     spent = run.result["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon(1.0, 6, 3, 4, 1e-5)) and spent["delta"] == 1e-5
     lines = [
@@ -135,16 +135,16 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
         fedhb.fit(
             builders.mlp(torch.float32),
             who,
-            fedhb.NIW(),
+            fedhb.EmpiricalBayes(),
             out=tmp_path / "b",
             callbacks=[Stop()],
             **options,
         )
     resumed = fedhb.fit(
-        builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "b", resume=True, **options
+        builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "b", resume=True, **options
     )
     assert builders.same_bits(resumed.state.server, run.state.server)
-    other = fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "c", **options)
+    other = fedhb.fit(builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "c", **options)
     assert not builders.same_bits(other.state.server, run.state.server), (
         "the noise does not follow from the seed"
     )
@@ -208,7 +208,7 @@ def test_a_key_that_could_not_be_written_is_not_there(tmp_path, monkeypatch):
 
 def test_chunks_do_not_matter():
     """Each client is clipped for itself, whoever it is trained beside."""
-    algorithm = Private(fedhb.NIW(), privacy())
+    algorithm = Private(fedhb.EmpiricalBayes(), privacy())
     who = builders.clients()
     problem = builders.problem(None, who)
     server = algorithm.start(problem, Randomness(0))
@@ -222,8 +222,8 @@ def test_chunks_do_not_matter():
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(ALGORITHMS) - {"niw", "mixture", "fedavg", "fedprox", "fedbabu"})
+    "name", sorted(set(ALGORITHMS) - {"empirical-bayes", "mixture", "fedavg", "fedprox", "fedbabu"})
 )
 def test_other_algorithms_are_refused(name):
-    with pytest.raises(InputError, match=r"niw.*mixture"):
+    with pytest.raises(InputError, match=r"empirical-bayes.*mixture"):
         Private(fedhb.algorithms.build(name), privacy())

@@ -71,7 +71,7 @@ class Federation:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        app_files.init(folder, NODES, ["127.0.0.1"], 8000, settings("niw", CLEAN))
+        app_files.init(folder, NODES, ["127.0.0.1"], 8000, settings("empirical-bayes", CLEAN))
         (folder / "app" / "fedhb_app" / "client_app.py").write_text(
             (HERE / "faulty.py").read_text()
         )
@@ -179,7 +179,7 @@ def test_faults_cost_their_own_answers_and_nothing_else(federation, tmp_path):
 
     The posterior is that of the answers that were good.
     """
-    chosen = settings("niw", BAD, rounds=4)
+    chosen = settings("empirical-bayes", BAD, rounds=4)
     out = federation.submit(chosen, tmp_path / "out", min_answers=0.25)
     wait_for(federation.flag.exists)
     federation.local.processes.kill("node-3")
@@ -239,7 +239,7 @@ def simulate(chosen: Settings, cohorts):
 
 def test_a_killed_server_resumes_to_the_simulators_posterior(federation, tmp_path):
     """NIW; the ServerApp is killed in the middle of the second round."""
-    chosen = settings("niw", CLEAN)
+    chosen = settings("empirical-bayes", CLEAN)
     out = federation.submit(chosen, tmp_path / "out")
     wait_for(lambda: len(out.rounds()) == 1)
     time.sleep(2.0)

@@ -76,8 +76,8 @@ def test_a_folder_says_how_inputs_are_varied(tmp_path):
             {},
             "patience=10001.* 10000",
         ),
-        (fedhb.NIW(), {"seed": 2**53 + 1}, "seed=9007199254740993"),
-        (fedhb.NIW(), {"batch_size": 10**30}, "batch_size=1000"),
+        (fedhb.EmpiricalBayes(), {"seed": 2**53 + 1}, "seed=9007199254740993"),
+        (fedhb.EmpiricalBayes(), {"batch_size": 10**30}, "batch_size=1000"),
     ],
 )
 def test_what_could_not_be_loaded_again_is_refused_before_training(

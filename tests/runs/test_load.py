@@ -53,7 +53,7 @@ def test_any_network_survives_the_folder(network, batch_norm, tmp_path):
     run = fit(
         model,
         clients(standardise=True),
-        fedhb.NIW(update="full"),
+        fedhb.EmpiricalBayes(update="full"),
         out=tmp_path / "run",
         batch_norm=batch_norm,
     )
@@ -108,7 +108,7 @@ def test_a_run_is_loaded_in_another_process(tmp_path):
     spec = {"name": "mlp", "num_outputs": CLASSES, "options": {"hidden": 7}}
     runs = [
         fit(built_in, None, fedhb.Mixture(), out=tmp_path / "built-in", again=spec),
-        fit(scope["Mine"](), None, fedhb.NIW(begin="last"), out=tmp_path / "own"),
+        fit(scope["Mine"](), None, fedhb.EmpiricalBayes(begin="last"), out=tmp_path / "own"),
     ]
     x, y = arrays()[2]
     for name, value in (("x", x), ("y", y), ("new", X)):
@@ -129,7 +129,7 @@ def test_a_run_is_loaded_in_another_process(tmp_path):
 def test_a_personal_model_has_a_folder_of_its_own(tmp_path):
     from fedhb.runs.load import save_personal
 
-    run = fit(None, None, fedhb.NIW(), out=tmp_path / "run")
+    run = fit(None, None, fedhb.EmpiricalBayes(), out=tmp_path / "run")
     mine = run.personalise(*arrays()[2])
     save_personal(tmp_path / "mine", tmp_path / "run", mine)
     loaded = fedhb.load(tmp_path / "mine", model=mlp(torch.float32, seed=3))

@@ -36,7 +36,7 @@ def test_personalisation_is_reproducible_and_depends_on_its_settings():
     )  # other minibatches
 
 
-@pytest.mark.parametrize("name", ["fedavg", "niw"])
+@pytest.mark.parametrize("name", ["fedavg", "empirical-bayes"])
 def test_a_client_personalises_as_the_evaluation_does_it(name, tmp_path):
     """With its inputs cropped and flipped too, also from the folder, and a model that is kept."""
     known, novel = images()

@@ -38,7 +38,7 @@ def test_the_result_has_the_keys_that_were_promised(tmp_path):
     }
     assert set(result) == promised | {"data", "executor", "seconds", "split"}
     assert (result["algorithm"], result["dataset"], result["seed"], result["rounds"]) == (
-        "niw",
+        "empirical-bayes",
         "arrays",
         5,
         3,

@@ -124,12 +124,12 @@ def test_defaults_then_file_then_flags_then_set(tmp_path):
         tmp_path, "rounds = 7\nlr = 0.5\nseed = 3\n[niw]\nkl_weight = 0.1\nbegin = 'last'\n"
     )
     settings = Settings.resolve(
-        path, {"lr": 0.25, "seed": None}, ["niw.kl_weight=0.01", "mixture.num_prototypes=3"]
+        path, {"lr": 0.25, "seed": None}, ["empirical-bayes.kl_weight=0.01", "mixture.num_prototypes=3"]
     )
     assert (settings.training.rounds, settings.training.lr, settings.seed) == (7, 0.25, 3)
     assert settings.training.batch_size == 50
     assert settings.options == {
-        "niw": {"kl_weight": 0.01, "begin": "last"},
+        "empirical-bayes": {"kl_weight": 0.01, "begin": "last"},
         "mixture": {"num_prototypes": 3},
     }
     assert Settings.resolve(None, {}) == Settings()
@@ -139,7 +139,7 @@ def test_defaults_then_file_then_flags_then_set(tmp_path):
     ("text", "says"),
     [
         ("round = 3", "'round'.*'rounds'"),
-        ("[nwi]\nkl_weight = 1", "'nwi'.*'niw'"),
+        ("[nwi]\nkl_weight = 1", "'nwi'.*'empirical-bayes'"),
         ("algorithm = 'fedag'", "algorithm='fedag'.*'fedavg'"),
         ("partition = 'shard'", "partition='shard'.*'shards'"),
         ("schedule = 'stepp'", "schedule='stepp'.*'step'"),
