@@ -13,7 +13,7 @@ from problems import initial, labelled, mlp, normal, plan_of
 from torch import Tensor
 
 import fedhb
-from fedhb.algorithms import EmpiricalBayes, Federation, Problem
+from fedhb.algorithms import EmpiricalBayes, Federation, Problem, objectives
 from fedhb.algorithms.empirical_bayes import variances
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network, Weights
@@ -204,6 +204,6 @@ def test_the_recorded_objective_is_least_at_the_learned_variance() -> None:
     m = server["m0"] + torch.stack([steps, -steps])
 
     def objective(scale: float) -> float:
-        return algorithm.server_objective(problem, server | {"V0": scale * server["V0"]}, m).item()
+        return objectives.server_objective(algorithm, problem, server | {"V0": scale * server["V0"]}, m).item()
 
     assert objective(1.0) < min(objective(0.9), objective(1.1))
