@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import fedhb
 from fedhb.algorithms import Mixture, Problem
-from fedhb.algorithms.toolbox import num_bytes
+from fedhb.algorithms.toolbox import answer_bytes, num_bytes
 from fedhb.clients.clients import Clients
 from fedhb.network.vectors import Network
 
@@ -60,7 +60,7 @@ def test_one_prototype_sends_no_gate() -> None:
         received = algorithm.broadcast(algorithm.start(problem, RNG), [0, 1])
         found, _ = algorithm.local_update(problem, received, clients, {}, plan, RNG)
         assert ("beta" in received) == ("beta" in found) == (count > 1)
-        assert (num_bytes(received), num_bytes(found) // len(clients)) == (down, up)
+        assert (num_bytes(received), answer_bytes(algorithm, found) // len(clients)) == (down, up)
 
 
 def test_far_prototypes_leave_everything_finite() -> None:
