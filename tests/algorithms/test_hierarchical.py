@@ -76,20 +76,24 @@ def test_the_recorded_objective_is_the_negative_elbo(name: str) -> None:
         )  # the keys of an answer
         found |= {
             "m": m,
-            "loss": objectives.expected_loss(algorithm, problem, received, clients, m) / clients.sizes,
+            "loss": objectives.expected_loss(algorithm, problem, received, clients, m)
+            / clients.sizes,
         }
         found |= algorithm.reports(problem, received, m)
         recorded = algorithm.report(
             problem, server, algorithm.summarise(problem, received, found, RNG)
         )
         constants.append(
-            recorded["negative_elbo"] - objectives.negative_elbo(algorithm, problem, server, clients, m).item()
+            recorded["negative_elbo"]
+            - objectives.negative_elbo(algorithm, problem, server, clients, m).item()
         )
         part = {key: value[:2] for key, value in found.items()}
         half = algorithm.report(problem, server, algorithm.summarise(problem, received, part, RNG))[
             "negative_elbo"
         ]
-        alike = objectives.negative_elbo(algorithm, problem, server, clients.select([0, 1]), m[:2]).item()
+        alike = objectives.negative_elbo(
+            algorithm, problem, server, clients.select([0, 1]), m[:2]
+        ).item()
         constants.append(half - alike)
     assert constants == pytest.approx([constants[0]] * len(constants), abs=1e-6)
 

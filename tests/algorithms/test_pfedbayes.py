@@ -219,7 +219,10 @@ def test_the_server_averages_by_size_and_2d_are_sent(update: str) -> None:
         len(v) for v in (problem.network.theta, problem.network.head, problem.network.buffers)
     )
     sent = 8 * (2 * d + (2 * h if update == "full" else 0) + buffers)
-    assert num_bytes(algorithm.broadcast(server, [0, 1])) == sent and answer_bytes(algorithm, found) == 2 * sent
+    assert (
+        num_bytes(algorithm.broadcast(server, [0, 1])) == sent
+        and answer_bytes(algorithm, found) == 2 * sent
+    )
 
 
 def test_draws_have_the_width_of_the_posterior() -> None:

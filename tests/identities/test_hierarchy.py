@@ -79,7 +79,11 @@ def descend(algorithm: Hierarchical, rounds: int) -> tuple[Tensor, Arrays, list[
         m = exact_clients(algorithm, problem, server, clients)
         values.append(objectives.negative_elbo(algorithm, problem, server, clients, m).item())
         server = aggregate(algorithm, problem, server, m)
-    return m, server, [*values, objectives.negative_elbo(algorithm, problem, server, clients, m).item()]
+    return (
+        m,
+        server,
+        [*values, objectives.negative_elbo(algorithm, problem, server, clients, m).item()],
+    )
 
 
 def joint_posterior_mean(sigma2: float) -> Tensor:
@@ -200,7 +204,9 @@ def test_the_modes_precision_raises_the_negative_elbo_at_its_optimum(dof: str) -
         expected.item(), rel=1e-6
     )  # the optimum is the optimum to 1e-10
     assert rise > 1e-3
-    before, after = (objectives.client_objective(mode, problem, server, clients, at) for at in (m, goes))
+    before, after = (
+        objectives.client_objective(mode, problem, server, clients, at) for at in (m, goes)
+    )
     assert (after < before).all()
     assert ((goes - server["m0"]).abs().sum() < (m - server["m0"]).abs().sum()).all()
 

@@ -100,7 +100,9 @@ def test_em_lowers_the_objective_to_a_stationary_point(cohort: int, shrink: bool
     ).all()  # at the end the value only rounds: some units in the last place of numbers near ten
     assert falls[:5].min() > 1e-3
     r = server["r"].requires_grad_()
-    (gradient,) = torch.autograd.grad(objectives.server_objective(algorithm, problem, {"r": r}, m), r)
+    (gradient,) = torch.autograd.grad(
+        objectives.server_objective(algorithm, problem, {"r": r}, m), r
+    )
     # Sums of N (m - r) / sigma2, which are near ten, to some roundings; EM has converged linearly
     # by then.
     assert gradient.abs().max() < 1e-12
@@ -132,7 +134,9 @@ def test_the_m_step_minimises_jensens_bound(cohort: int, chunk: int | None) -> N
     assert bound(before).item() == pytest.approx(objective.item(), rel=1e-14)
     for seed in range(20):
         elsewhere = before + normal(K, D, seed=10 + seed)
-        assert bound(elsewhere) > objectives.server_objective(algorithm, problem, {"r": elsewhere}, m)
+        assert bound(elsewhere) > objectives.server_objective(
+            algorithm, problem, {"r": elsewhere}, m
+        )
 
 
 def test_prototypes_have_no_order() -> None:
