@@ -9,7 +9,6 @@ import dataclasses
 import pytest
 import torch
 from problems import initial, labelled, mlp, normal, plan_of
-from torch import Tensor
 
 import fedhb
 from fedhb.algorithms import EmpiricalBayes, Federation, Problem, objectives
