@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from builders import mlp
+from fitted import made_again
 from fuzzing import LIMIT, ROOM, changed, many, only_input_errors, peak
 from stopped_runs import fit
 
@@ -49,7 +50,8 @@ def stored(tmp_path_factory) -> dict[str, bytes]:
     again = {"name": "mlp", "num_outputs": 3, "options": {"hidden": 5}}
     with torch.random.fork_rng(devices=[]):
         model = fedhb.nets.build("mlp", (4,), 3, hidden=5)
-    fit(out, model=model, again=again, rounds=2)
+    with made_again(again):
+        fit(out, model=model, rounds=2)
     return {
         p.relative_to(out).as_posix(): p.read_bytes()
         for p in sorted(out.rglob("*"))

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,6 @@ from fedhb.runs.folder import RunFolder
 from fedhb.runs.from_settings import make_clients, train
 from fedhb.runs.settings import Settings
 from fedhb.seeding import Randomness
-from fedhb.training.plan import Plan
 
 pytestmark = pytest.mark.federation
 
@@ -226,10 +226,9 @@ def simulate(chosen: Settings, cohorts):
     server = algorithm.start(problem, Randomness(chosen.seed))
     for done, positions in enumerate(cohorts):
         rng = Randomness(chosen.seed, done + 1)
-        lr = learning_rate(chosen.schedule, chosen.lr, done, chosen.rounds)
-        plan = Plan(
-            chosen.local_epochs, chosen.batch_size, lr, chosen.momentum, algorithm.update == "full"
-        )
+        local = chosen.training
+        lr = learning_rate(local.schedule, local.lr, done, local.rounds)
+        plan = replace(chosen.plan(algorithm.update == "full"), lr=lr)
         sums, _ = InProcess(problem, algorithm, clients, ClientStore()).run(
             server, positions, plan, rng
         )

@@ -9,7 +9,6 @@ from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.in_process import InProcess
 from fedhb.runs.from_settings import make_clients
 from fedhb.seeding import Randomness
-from fedhb.training.plan import Plan
 
 
 def events(out):
@@ -30,14 +29,7 @@ def without(settings, positions):
     task = FederatedTask.of(settings, census)
     rng, algorithm = Randomness(settings.seed, 1), build(settings.algorithm)
     server = algorithm.start(task.problem, Randomness(settings.seed))
-    lr = settings.lr  # the step schedule of a single round
-    plan = Plan(
-        settings.local_epochs,
-        settings.batch_size,
-        lr,
-        settings.momentum,
-        algorithm.update == "full",
-    )
+    plan = settings.plan(algorithm.update == "full")  # the step schedule of a single round
     sums, _ = InProcess(task.problem, algorithm, clients, ClientStore()).run(
         server, positions, plan, rng
     )

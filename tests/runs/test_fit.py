@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -218,16 +218,6 @@ def test_holdout_clients_are_like_those_that_train():
             fit(holdout=who, evaluate_on="train")
         with pytest.raises(InputError, match="as in training"):
             fit().evaluate(who, "train")
-
-
-def test_an_algorithm_cannot_ask_for_single_answers():
-    @dataclass(frozen=True)
-    class Asks(fedhb.FedAvg):
-        name = "asks"
-        gathers = True
-
-    with pytest.raises(InputError, match=r"asks\.gathers"):
-        fit(None, None, Asks())
 
 
 def test_from_arrays_to_a_prediction():

@@ -14,6 +14,7 @@ import torch
 from tuning import OWN, SPACE, run, write, write_data
 
 from fedhb.algorithms import ALGORITHMS, FedBABU
+from fedhb.cli import tune_command
 from fedhb.clients.clients import Share
 from fedhb.errors import InputError
 from fedhb.runs import tune
