@@ -43,7 +43,9 @@ def test_set_reads_toml_values_or_text(text, value):
     assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize("text", ["empirical-bayes.kl_weight", "kl_weight=1", "empirical-bayes.=1", "=1", "niw=1", ""])
+@pytest.mark.parametrize(
+    "text", ["empirical-bayes.kl_weight", "kl_weight=1", "empirical-bayes.=1", "=1", "niw=1", ""]
+)
 def test_set_needs_table_key_and_value(text):
     with pytest.raises(InputError, match=r"TABLE\.KEY=VALUE"):
         Settings.resolve(None, {}, [text])

@@ -39,7 +39,9 @@ def test_layers_are_tensors() -> None:
 
 def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
     clients, module = labelled(9, 6, 4, 7, 8), mlp(4, 5, 3)
-    algorithm = EmpiricalBayes(dof="per_layer", kl_weight=1.0, num_samples=0, update="full", p_do=1.0)
+    algorithm = EmpiricalBayes(
+        dof="per_layer", kl_weight=1.0, num_samples=0, update="full", p_do=1.0
+    )
     settings = {
         "rounds": 3,
         "fraction": 0.6,
@@ -226,7 +228,9 @@ def test_averaged_iterates_are_the_personal_mean() -> None:
         "personal_epochs": 3,
     }
     runs = {
-        share: fedhb.fit(module, clients, EmpiricalBayes(average=share, p_do=1.0, num_samples=0), **settings)
+        share: fedhb.fit(
+            module, clients, EmpiricalBayes(average=share, p_do=1.0, num_samples=0), **settings
+        )
         for share in (0.0, 1.0)
     }
     x, y = clients.train.examples(0)

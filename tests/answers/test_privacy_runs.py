@@ -111,7 +111,9 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
             "privacy": fedhb.Privacy(noise=1.0),
         },
     )
-    run = fedhb.fit(builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "a", **options)
+    run = fedhb.fit(
+        builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "a", **options
+    )
     spent = run.result["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon(1.0, 6, 3, 4, 1e-5)) and spent["delta"] == 1e-5
     lines = [
@@ -141,10 +143,17 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
             **options,
         )
     resumed = fedhb.fit(
-        builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "b", resume=True, **options
+        builders.mlp(torch.float32),
+        who,
+        fedhb.EmpiricalBayes(),
+        out=tmp_path / "b",
+        resume=True,
+        **options,
     )
     assert builders.same_bits(resumed.state.server, run.state.server)
-    other = fedhb.fit(builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "c", **options)
+    other = fedhb.fit(
+        builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "c", **options
+    )
     assert not builders.same_bits(other.state.server, run.state.server), (
         "the noise does not follow from the seed"
     )

@@ -99,7 +99,15 @@ def test_lists(run):
     code, printed = run("algorithms")
     assert code == 0 and all(
         word in printed
-        for word in ("empirical-bayes", "mixture", "fedavg", "fedprox", "fedbabu", "kl_weight", "sigma2")
+        for word in (
+            "empirical-bayes",
+            "mixture",
+            "fedavg",
+            "fedprox",
+            "fedbabu",
+            "kl_weight",
+            "sigma2",
+        )
     )
     code, printed = run("data")
     assert code == 0 and "digits" in printed and "fedhb data get" in printed

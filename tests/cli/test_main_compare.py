@@ -18,7 +18,17 @@ def test_train_and_compare_give_each_algorithm_its_own_training(run, tmp_path, m
     monkeypatch.setattr(FedBABU, "training", {"lr": 0.02})
     assert run("train", *SMALL, "--algorithm", "fedbabu", "--out", "t")[0] == 0
     assert (
-        run("compare", *SMALL, "--algorithms", "empirical-bayes,fedbabu", "--seeds", "0", "--out", "c")[0] == 0
+        run(
+            "compare",
+            *SMALL,
+            "--algorithms",
+            "empirical-bayes,fedbabu",
+            "--seeds",
+            "0",
+            "--out",
+            "c",
+        )[0]
+        == 0
     )
     assert (
         run(
@@ -85,7 +95,9 @@ def test_compare_predict_personalise(run, tmp_path):
         assert word.split()[0] in printed
     rows = json.loads((tmp_path / "c/comparison.json").read_text())["rows"]
     mine = [
-        json.loads((tmp_path / f"c/empirical-bayes-seed{s}/result.json").read_text())["global"]["accuracy"]
+        json.loads((tmp_path / f"c/empirical-bayes-seed{s}/result.json").read_text())["global"][
+            "accuracy"
+        ]
         for s in (0, 1)
     ]
     assert rows[0]["global"]["accuracy"] == {
@@ -105,7 +117,9 @@ def test_compare_predict_personalise(run, tmp_path):
     saved = np.load(tmp_path / "x.predictions.npz")
     assert saved["probabilities"].shape == (30, 10) and saved["entropy"].shape == (30,)
     assert np.allclose(saved["probabilities"].sum(1), 1, atol=1e-5)
-    code, printed = run("personalise", "c/empirical-bayes-seed0", "--data", "mine.npz", "--out", "me")
+    code, printed = run(
+        "personalise", "c/empirical-bayes-seed0", "--data", "mine.npz", "--out", "me"
+    )
     assert code == 0 and "20 examples" in printed and "10 test examples" in printed
     assert run("predict", "me", "x.npy", "--out", "me.npz")[0] == 0
     assert not np.allclose(np.load(tmp_path / "me.npz")["probabilities"], saved["probabilities"])

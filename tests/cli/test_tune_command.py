@@ -66,7 +66,13 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     chosen = read_toml(path.parent / "chosen.toml")
     assert chosen["empirical-bayes"]["data"] == chosen["fedavg"]["data"] == of_file("mine.npz")
     other = tune.Tuned(
-        "empirical-bayes", "accuracy", 0.5, 0.6, {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9}, {}, trials=3
+        "empirical-bayes",
+        "accuracy",
+        0.5,
+        0.6,
+        {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9},
+        {},
+        trials=3,
     )
     tune.write_chosen(path.parent / "chosen.toml", [other], of_file("mine.npz"))  # whatever it was
     options = ("--data", "mine.npz", "--rounds", 1, "--seeds", 0, "--set", "model.hidden=8")

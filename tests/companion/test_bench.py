@@ -94,7 +94,9 @@ def test_all_works_and_their_results(bench, tmp_path):
             assert work["ratio"][contender] == pytest.approx(
                 work["plain_torch_1"] / work[contender]
             )
-        assert work["niw_over_fedbabu"]["ratio"] == pytest.approx(work["empirical-bayes"] / work["fedbabu"])
+        assert work["niw_over_fedbabu"]["ratio"] == pytest.approx(
+            work["empirical-bayes"] / work["fedbabu"]
+        )
         assert len(work["mixture_over_fedbabu"]["quartiles"]) == 2
     assert list(results["W1"]["algorithms"]) == list(ALGORITHMS)
     assert results["W1"]["algorithms"]["fedbabu"]["ratio"] == 1.0

@@ -18,7 +18,9 @@ def test_choosing(tmp_path):
         "one",
         "two epochs",
     }
-    assert {k["variant"] for k in experiments.choose(experiment, algorithms=["empirical-bayes"])} == {
+    assert {
+        k["variant"] for k in experiments.choose(experiment, algorithms=["empirical-bayes"])
+    } == {
         "niw S=0",
         "niw S=5",
     }

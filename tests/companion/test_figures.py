@@ -169,7 +169,9 @@ def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
     )
     code, said = command(monkeypatch, capsys, "c", "--folder", folder)
     figures, records = found(folder, "c")
-    line = next(s for s in figures["half-personalisation-accuracy"].series if s.name == "empirical-bayes")
+    line = next(
+        s for s in figures["half-personalisation-accuracy"].series if s.name == "empirical-bayes"
+    )
     result = next(r["result"] for r in records if r["key"]["cell"] == "half")
     assert code == 0 and "accuracy by epochs of personalisation" in said
     assert (
@@ -179,7 +181,8 @@ def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
     )
     assert result["after"]["1"]["nll"] != result["after"]["3"]["nll"]
     chosen = settings_of(
-        experiments.load(folder, "c").settings, {"cell": "half", "variant": "empirical-bayes", "seed": 0}
+        experiments.load(folder, "c").settings,
+        {"cell": "half", "variant": "empirical-bayes", "seed": 0},
     )
     for epochs in (1, 3):  # one of them as the run itself personalises
         run = train(replace(chosen, personal_epochs=epochs), None, progress=False)
@@ -221,7 +224,9 @@ def test_the_theorems_are_drawn_from_their_records(tmp_path):
         assert over == (["rounds, N_f = 1"] if name == "long-rounds" else [])
     figures, _ = found(ROOT / "experiments", "theorem_generalisation")
     lines = {s.name: s.y for s in figures["contained"].series}
-    assert all(a < b for a, b in zip(lines["empirical-bayes"], lines["best certificate"], strict=True))
+    assert all(
+        a < b for a, b in zip(lines["empirical-bayes"], lines["best certificate"], strict=True)
+    )
     for path in draw(figures["contained"], tmp_path):
         assert path.stat().st_size > 5000
 

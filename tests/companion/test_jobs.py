@@ -32,7 +32,10 @@ def test_progress_of_several_stages_on_a_terminal():
         shown.recorded({"key": job.key, "seconds": 1.0, "result": {"global": {"accuracy": 0.5}}})
     shown.close()
     shown.close()
-    assert console.file.getvalue().count("1/1 one, empirical-bayes, seed 0: 1.0 s, global 50.00 %") == 2
+    assert (
+        console.file.getvalue().count("1/1 one, empirical-bayes, seed 0: 1.0 s, global 50.00 %")
+        == 2
+    )
 
 
 def test_long_work_says_how_it_goes_where_there_is_no_terminal(monkeypatch):

@@ -61,10 +61,16 @@ def test_a_variant_overrides_its_cell_and_a_cell_the_common_settings():
             "empirical-bayes": {"kl_weight": 0.5, "p_do": 0.5},
             "model": {"hidden": 8},
         },
-        "cells": {"c": {"rounds": 4, "empirical-bayes": {"p_do": 0.25}, "mixture": {"sigma2": 3.0}}},
+        "cells": {
+            "c": {"rounds": 4, "empirical-bayes": {"p_do": 0.25}, "mixture": {"sigma2": 3.0}}
+        },
         "variants": {
             "empirical-bayes": {},
-            "other": {"algorithm": "empirical-bayes", "lr": 0.25, "empirical-bayes": {"kl_weight": 0.125}},
+            "other": {
+                "algorithm": "empirical-bayes",
+                "lr": 0.25,
+                "empirical-bayes": {"kl_weight": 0.125},
+            },
         },
     }
     first, other = (
@@ -72,10 +78,20 @@ def test_a_variant_overrides_its_cell_and_a_cell_the_common_settings():
         for v in ("empirical-bayes", "other")
     )
     assert (first.rounds, first.lr, first.seed, first.workers) == (4, 0.5, 5, 1)
-    assert first.options == {"empirical-bayes": {"kl_weight": 0.5, "p_do": 0.25}, "model": {"hidden": 8}}
-    assert other.lr == 0.25 and other.options["empirical-bayes"] == {"kl_weight": 0.125, "p_do": 0.25}
+    assert first.options == {
+        "empirical-bayes": {"kl_weight": 0.5, "p_do": 0.25},
+        "model": {"hidden": 8},
+    }
+    assert other.lr == 0.25 and other.options["empirical-bayes"] == {
+        "kl_weight": 0.125,
+        "p_do": 0.25,
+    }
     flat = cells.resolved(content, {"cell": "c", "variant": "other", "seed": 5})
-    assert flat["empirical-bayes.kl_weight"] == 0.125 and flat["model.hidden"] == 8 and flat["model"] == "mlp"
+    assert (
+        flat["empirical-bayes.kl_weight"] == 0.125
+        and flat["model.hidden"] == 8
+        and flat["model"] == "mlp"
+    )
     assert flat["empirical-bayes.eps"] == build("empirical-bayes").eps and not any(
         name.startswith("mixture") for name in flat
     )
@@ -115,7 +131,10 @@ def test_what_there_was_before_a_setting():
     assert (
         cells.before("empirical-bayes.along") is False and build("empirical-bayes").along
     )  # what was trained before it came did not go along
-    assert cells.before("lr") == 0.1 and cells.before("empirical-bayes.eps") == build("empirical-bayes").eps
+    assert (
+        cells.before("lr") == 0.1
+        and cells.before("empirical-bayes.eps") == build("empirical-bayes").eps
+    )
     assert (
         cells.before("model.hidden")
         is cells.before("nosuch")
@@ -139,7 +158,9 @@ def test_hold_out_clients_and_gates_are_recorded(tmp_path):
     mixture = next(r["result"] for r in records if r["key"]["variant"] == "mixture")
     assert mixture["holdout_global"]["accuracy"] > 0 and set(mixture["gates"]) == set(gates.GATES)
     assert mixture["gates"]["learned"] == mixture["global"]
-    assert "gates" not in next(r["result"] for r in records if r["key"]["variant"] == "empirical-bayes")
+    assert "gates" not in next(
+        r["result"] for r in records if r["key"]["variant"] == "empirical-bayes"
+    )
     text = shown(table.tables(experiment.settings, [], records))
     assert (
         "novel clients, personalisation: c" in text and "mixtures: global accuracy by gate" in text
@@ -159,7 +180,10 @@ def test_global_prediction_without_what_clients_remember(tmp_path):
     experiment, records = complete(tmp_path)
     records = [r for r in records if r["key"]["seed"] == records[0]["key"]["seed"]]
     of = {r["key"]["variant"]: r for r in records}
-    assert "population" not in of["empirical-bayes"]["result"] and "population" not in of["pfedbayes"]["result"]
+    assert (
+        "population" not in of["empirical-bayes"]["result"]
+        and "population" not in of["pfedbayes"]["result"]
+    )
     chosen = run_grid.settings_of(experiment.settings, of["fedpop"]["key"])
     run = train(chosen, None, progress=False)
     clients, _ = make_clients(chosen)
@@ -175,7 +199,10 @@ def test_global_prediction_without_what_clients_remember(tmp_path):
     assert result["population"]["nll"] == pytest.approx(sum(found) / len(found))
     assert result["population"]["nll"] != result["global"]["nll"]
     assert table.of_task(result, "population") == result["population"]
-    assert table.of_task(of["empirical-bayes"]["result"], "population") == of["empirical-bayes"]["result"]["global"]
+    assert (
+        table.of_task(of["empirical-bayes"]["result"], "population")
+        == of["empirical-bayes"]["result"]["global"]
+    )
     text = shown(table.tables(experiment.settings, [], records))
     without = text[
         text.index("global prediction by the server alone: c") : text.index("personalisation: c")
@@ -394,7 +421,10 @@ def test_printed_numbers_of_the_paper():
     assert len(rows) == 100 + 160 + 144 + 16
     assert rows["all_mnist", "mnist tau=1", "fedpa", "global"] == (93.38, None)
     assert rows["all_mnist", "emnist tau=1", "fedbabu", "personalised"] == (83.09, None)
-    assert rows["all_mnist", "fashion-mnist tau=5", "empirical-bayes", "personalised"] == (89.91, None)
+    assert rows["all_mnist", "fashion-mnist tau=5", "empirical-bayes", "personalised"] == (
+        89.91,
+        None,
+    )
     assert rows["cifar_body", "s=10 f=1.0 tau=1", "mixture", "global"] == (49.52, 0.88)
     assert rows["cifar_body", "s=100 f=0.1 tau=10", "pfedbayes", "global"] == (28.21, 1.42)
     assert rows["cifar_c_more_k", "s=100 f=1.0 tau=4", "centralised", "holdout_personalised"] == (

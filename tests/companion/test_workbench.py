@@ -194,7 +194,10 @@ def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
         "lr": 0.1,
     }
     record = {"settings": {"empirical-bayes.dof": "per_layer", "empirical-bayes.relax": True}}
-    assert records.changed(record, now, cells.effective) == ["empirical-bayes.along", "empirical-bayes.same_steps"]
+    assert records.changed(record, now, cells.effective) == [
+        "empirical-bayes.along",
+        "empirical-bayes.same_steps",
+    ]
     for other in (
         {"empirical-bayes.relax": False, "empirical-bayes.same_steps": False},
         {"empirical-bayes.dof": "full"},
@@ -205,7 +208,9 @@ def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
         )
         assert (
             records.changed(
-                {"settings": now | other}, now | other | {"empirical-bayes.along": False}, cells.effective
+                {"settings": now | other},
+                now | other | {"empirical-bayes.along": False},
+                cells.effective,
             )
             == []
         )

@@ -64,7 +64,9 @@ def test_the_summary_does_not_grow_with_the_cohort():
             "empirical-bayes-body",
             "fedavg-body",
         ):  # NIW: sums of differences and of squares; FedAvg: of differences
-            assert summed[4] // prob.network.num_params == (2 if name == "empirical-bayes-body" else 1)
+            assert summed[4] // prob.network.num_params == (
+                2 if name == "empirical-bayes-body" else 1
+            )
 
 
 def sizes(network: Any) -> tuple[int, int]:

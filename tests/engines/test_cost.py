@@ -146,7 +146,13 @@ def a_step(
     ],
 )
 def test_passes_over_the_weights(name, momentum, passes):
-    options = {"p_do": 1.0} if name == "empirical-bayes" else {"update": "body"} if name == "fedprox" else {}
+    options = (
+        {"p_do": 1.0}
+        if name == "empirical-bayes"
+        else {"update": "body"}
+        if name == "fedprox"
+        else {}
+    )
     _, written, allocated, _ = a_step(name, momentum, **options)
     assert written == pytest.approx(passes, abs=0.1)
     # a block of what pulls the weights, and of the mean of the prototypes, is new memory that stays

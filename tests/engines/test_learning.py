@@ -119,7 +119,17 @@ def hospitals(seed: int) -> Clients:
 @pytest.mark.parametrize("batch_size", [20, 50])
 @pytest.mark.parametrize(
     "name",
-    ["empirical-bayes", "mixture", "fedavg", "fedbabu", "pfedbayes", "fedpa", "fedem", "fedpop", "centralised"],
+    [
+        "empirical-bayes",
+        "mixture",
+        "fedavg",
+        "fedbabu",
+        "pfedbayes",
+        "fedpa",
+        "fedem",
+        "fedpop",
+        "centralised",
+    ],
 )
 def test_regression_learns_with_the_settings_of_classification(name, batch_size):
     """The loss of a mean and a noise is as steep as the noise is small, and training once leapt out

@@ -48,10 +48,12 @@ def test_resuming_nothing_is_starting(tmp_path):
     (tmp_path / "empty").mkdir()
     whole = fit(fedhb.EmpiricalBayes(), None)
     assert same_bits(
-        fit(fedhb.EmpiricalBayes(), tmp_path / "absent", resume=True).state.server, whole.state.server
+        fit(fedhb.EmpiricalBayes(), tmp_path / "absent", resume=True).state.server,
+        whole.state.server,
     )
     assert same_bits(
-        fit(fedhb.EmpiricalBayes(), tmp_path / "empty", resume=True).state.server, whole.state.server
+        fit(fedhb.EmpiricalBayes(), tmp_path / "empty", resume=True).state.server,
+        whole.state.server,
     )
 
 

@@ -58,7 +58,15 @@ def test_holdout_clients_are_evaluated_and_never_trained_on():
 
 
 @pytest.mark.parametrize(
-    "name", ["niw-full", "empirical-bayes-last", "mixture-three", "fedem-full", "fedpop-full", "fedbabu-body"]
+    "name",
+    [
+        "niw-full",
+        "empirical-bayes-last",
+        "mixture-three",
+        "fedem-full",
+        "fedpop-full",
+        "fedbabu-body",
+    ],
 )
 def test_clients_without_test_examples_train_and_are_left_out_of_the_means(name, tmp_path):
     every = fit(None, clients(), CASES[name], fraction=1.0)

@@ -134,7 +134,11 @@ def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
     }
     found |= {"kl": torch.ones(count, dtype=torch.float64)} if name == "mixture" else {}
     found |= {"beta": server["beta"].expand(count, -1)} if "beta" in server else {}
-    found |= {"curvature": torch.ones(count, 8, dtype=torch.float64)} if name == "empirical-bayes" else {}
+    found |= (
+        {"curvature": torch.ones(count, 8, dtype=torch.float64)}
+        if name == "empirical-bayes"
+        else {}
+    )
     if not all(torch.isfinite(value).all() for value in found.values()):
         return
     summary = algorithm.summarise(prob, received, found, rng)

@@ -148,7 +148,9 @@ def test_a_client_that_raises_or_says_nothing_is_left_out(tmp_path):
             return [Message(Error(2, "out of memory"), reply_to=message)]
         return [] if client == 1 else [reply]
 
-    grid, chosen = federation(small("empirical-bayes", rounds=1, fraction=1.0), tmp_path / "out", deadline=0.3)
+    grid, chosen = federation(
+        small("empirical-bayes", rounds=1, fraction=1.0), tmp_path / "out", deadline=0.3
+    )
     grid.fault = fault
     run = serve(grid, chosen)
     assert run.records[0]["answered"] == [2, 3]
@@ -159,7 +161,10 @@ def test_a_client_that_raises_or_says_nothing_is_left_out(tmp_path):
 
 def test_the_simulator_is_not_disturbed(tmp_path):
     """These settings still train in one process."""
-    assert train(small("empirical-bayes", rounds=1), tmp_path / "out", progress=False).result["rounds"] == 1
+    assert (
+        train(small("empirical-bayes", rounds=1), tmp_path / "out", progress=False).result["rounds"]
+        == 1
+    )
 
 
 def test_the_servers_memory_does_not_grow_with_the_cohort(tmp_path):

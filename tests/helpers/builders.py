@@ -159,7 +159,8 @@ def cases() -> dict[str, Any]:
     found["empirical-bayes-dropout"] = fedhb.EmpiricalBayes(p_do=0.7, num_samples=2)
     printed = {"dof": "full", "kl_weight": 1e-4, "num_samples": 1, "average": 0.0}
     found |= {
-        f"niw-printed-{update}": fedhb.EmpiricalBayes(update=update, **printed) for update in ("body", "full")
+        f"niw-printed-{update}": fedhb.EmpiricalBayes(update=update, **printed)
+        for update in ("body", "full")
     }
     return found
 

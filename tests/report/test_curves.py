@@ -18,7 +18,9 @@ def test_curves_are_those_of_the_runs(compared, page):
     rounds = [
         [
             json.loads(line)
-            for line in (compared / f"empirical-bayes-seed{k}/rounds.jsonl").read_text().splitlines()
+            for line in (compared / f"empirical-bayes-seed{k}/rounds.jsonl")
+            .read_text()
+            .splitlines()
         ]
         for k in (0, 1)
     ]

@@ -33,7 +33,11 @@ def test_every_section_has_its_plots(page):
     for plot in found.values():
         assert plot["title"] and plot["alt"] and f'id="plot-{plot["id"]}"' in page
     loss = found["curve-loss"]["series"]
-    assert [s["name"] for s in loss if not s.get("faint")] == ["empirical-bayes", "mixture", "fedavg"]
+    assert [s["name"] for s in loss if not s.get("faint")] == [
+        "empirical-bayes",
+        "mixture",
+        "fedavg",
+    ]
     assert sum(bool(s.get("faint")) for s in loss) == 6
     assert "worst, seed 0" in words_of(page)
 

@@ -18,7 +18,10 @@ def test_the_same_method_with_other_settings_has_a_name_of_its_own(tmp_path):
     a = finished.one(tmp_path / "a", "empirical-bayes", niw={"kl_weight": 0.0})
     b = finished.one(tmp_path / "b", "empirical-bayes", niw={"kl_weight": 1.0})
     methods = run_data.read([a, b])
-    assert [m.name for m in methods] == ["empirical-bayes kl_weight=0.0", "empirical-bayes kl_weight=1.0"]
+    assert [m.name for m in methods] == [
+        "empirical-bayes kl_weight=0.0",
+        "empirical-bayes kl_weight=1.0",
+    ]
     assert (
         methods[0].style.colour == methods[1].style.colour
         and methods[0].style.dash != methods[1].style.dash

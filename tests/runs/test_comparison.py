@@ -38,6 +38,8 @@ def test_one_seed_has_no_deviation_and_algorithms_keep_their_order():
 
 def test_a_task_that_one_run_did_not_evaluate_has_no_mean():
     held = {"holdout": {"global": {"accuracy": 0.3}, "personalised": {"accuracy": 0.9}}}
-    (row,) = tabulate([result("empirical-bayes", 0, 0.5, **held), result("empirical-bayes", 1, None, **held)])
+    (row,) = tabulate(
+        [result("empirical-bayes", 0, 0.5, **held), result("empirical-bayes", 1, None, **held)]
+    )
     assert "global" not in row and "personalised" not in row
     assert row["holdout_personalised"]["accuracy"]["mean"] == pytest.approx(0.9)

@@ -238,7 +238,9 @@ def test_from_arrays_to_a_prediction():
         for _ in range(3)
     ]
     who = Clients.from_arrays(pairs, pairs, num_classes=4, standardise=True, ids=[7, 3, 5])
-    run = fit(fedhb.nets.convnet((1, 8, 8), 4), who, fedhb.EmpiricalBayes(begin="last"), fraction=1.0)
+    run = fit(
+        fedhb.nets.convnet((1, 8, 8), 4), who, fedhb.EmpiricalBayes(begin="last"), fraction=1.0
+    )
     assert run.predict(pairs[0][0]).shape == (6, 4)
     assert sorted(run.state.store.memories) == [3, 5, 7]
     assert run.personalise(*pairs[0]).predict(pairs[0][0]).shape == (6, 4)

@@ -124,7 +124,9 @@ def test_defaults_then_file_then_flags_then_set(tmp_path):
         tmp_path, "rounds = 7\nlr = 0.5\nseed = 3\n[niw]\nkl_weight = 0.1\nbegin = 'last'\n"
     )
     settings = Settings.resolve(
-        path, {"lr": 0.25, "seed": None}, ["empirical-bayes.kl_weight=0.01", "mixture.num_prototypes=3"]
+        path,
+        {"lr": 0.25, "seed": None},
+        ["empirical-bayes.kl_weight=0.01", "mixture.num_prototypes=3"],
     )
     assert (settings.training.rounds, settings.training.lr, settings.seed) == (7, 0.25, 3)
     assert settings.training.batch_size == 50

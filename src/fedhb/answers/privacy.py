@@ -36,6 +36,7 @@ from fedhb.algorithms import ALGORITHMS
 from fedhb.algorithms.contract import (
     Algorithm,
     Arrays,
+    NumExamples,
     Problem,
     Release,
     Reported,
@@ -91,13 +92,13 @@ class Privacy:
         return sorted(order[: self.cohort].tolist())
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds cost, at `delta`."""
-        return epsilon(self.noise, self.num_clients, self.cohort, rounds, self.delta)
+        """Return what so many rounds cost, at `delta`."""
+        return epsilon_of([(self, rounds)])
 
-    def record(self, rounds: int) -> dict[str, Any]:
-        """For result.json."""
+    def record(self, epsilon: float) -> dict[str, Any]:
+        """Return what result.json holds, of a run that has cost so much."""
         return {
-            "epsilon": self.epsilon(rounds),
+            "epsilon": epsilon,
             "delta": self.delta,
             "noise": self.noise,
             "clip": self.clip,
@@ -107,12 +108,17 @@ class Privacy:
         }
 
 
-def epsilon(noise: float, num_clients: int, cohort: int, rounds: int, delta: float) -> float:
-    """The privacy loss of `rounds` rounds by the Renyi accountant of dp-accounting: divergences add up over rounds."""
-    orders, divergences = one_round(noise, num_clients, cohort)
+def epsilon_of(spent: Sequence[tuple[Privacy, int]]) -> float:
+    """Return the privacy loss of several mechanisms, each used so many times.
+
+    By the Renyi accountant of dp-accounting, divergences add up.
+    """
+    parts = [(one_round(p.noise, p.num_clients, p.cohort), times) for p, times in spent]
     from dp_accounting import rdp
 
-    return float(rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
+    orders = parts[0][0][0]
+    divergences = sum(times * divergence for (_, divergence), times in parts)
+    return float(rdp.compute_epsilon(orders, divergences, spent[0][0].delta)[0])
 
 
 @cache
@@ -143,7 +149,7 @@ class Private:
         release = declared_release(algorithm)
         if release is None:
             raise InputError(
-                f"dp_noise={privacy.noise} with {algorithm.name}: it does not declare how its sums "
+                f"dp_noise={privacy.noise} with {_name_of(algorithm)}: it does not declare how its sums "
                 f"may be released; choose {', '.join(releasing())}"
             )
         self.algorithm, self.privacy = algorithm, privacy
@@ -160,9 +166,12 @@ class Private:
         self, problem: Problem, received: Arrays, answers: Arrays, rng: Randomness
     ) -> Arrays:
         """Return the sum of the clients' clipped contributions."""
-        count = len(answers["examples"])
+        count = len(next(iter(answers.values())))
         unreleased = [
             key for key, kind in self.algorithm.answer.items() if isinstance(kind, Reported)
+        ]
+        weights = [
+            key for key, kind in self.algorithm.answer.items() if isinstance(kind, NumExamples)
         ]
         total: Arrays | None = None
         for c in range(count):
@@ -171,7 +180,7 @@ class Private:
                 for key, value in received.items()
             }
             answer = {key: value[c : c + 1] for key, value in answers.items()}
-            answer["examples"] = torch.ones_like(answer["examples"])
+            answer |= {key: torch.ones_like(answer[key]) for key in weights if key in answer}
             if self.release.clip_answers:
                 answer = self.shortened(sent, answer)
             part = self.algorithm.summarise(problem, sent, answer, rng)
@@ -248,3 +257,8 @@ class Private:
 def releasing() -> list[str]:
     """Return the names of the algorithms that private runs can train."""
     return [name for name, kind in ALGORITHMS.items() if vars(kind).get("release") is not None]
+
+
+def _name_of(steps: Any) -> str:
+    """Return the name of an algorithm, or what a phase without one is called."""
+    return str(getattr(steps, "name", "") or f"the phase {type(steps).__name__}")
