@@ -75,7 +75,7 @@ def mobilenet(input_shape: Sequence[int], num_outputs: int, width: float = 1.0) 
     )
 
 
-class Same(nn.Conv2d):
+class FastConvolution(nn.Conv2d):
     """A convolution that is computed in another way.
 
     It is printed as a Conv2d, because runs know their network by how it prints.
@@ -85,7 +85,7 @@ class Same(nn.Conv2d):
         return "Conv2d"
 
 
-class Padded(Same):
+class Padded(FastConvolution):
     """A 3x3 convolution without bias that pads its input by one beforehand."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Padded(Same):
         return conv2d(pad(x, (1, 1, 1, 1)), self.weight, stride=self.stride, groups=self.groups)
 
 
-class Pointwise(Same):
+class Pointwise(FastConvolution):
     """A 1x1 convolution without bias: the pixels [B H W, in] times a matrix [in, out]."""
 
     def forward(self, x: Tensor) -> Tensor:
