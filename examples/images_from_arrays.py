@@ -72,10 +72,11 @@ def make_clients() -> tuple[fedhb.Clients, tuple[np.ndarray, ...]]:
 
 
 def train(clients: fedhb.Clients, lr: float = 0.2, evaluate_on: str = "test") -> fedhb.Run:
-    """NIW learns how far clients may be from the common network, one variance for each tensor of it."""
+    """EmpiricalBayes learns how far clients may be from the common network, tensor by tensor."""
     torch.manual_seed(0)  # the module's initial weights are the starting point
     options = {"rounds": 40, "fraction": 0.5, "local_epochs": 2, "batch_size": 32, "lr": lr}
-    return fedhb.fit(SmallCNN(), clients, fedhb.NIW(), **options, evaluate_on=evaluate_on, seed=0)
+    algorithm = fedhb.EmpiricalBayes()
+    return fedhb.fit(SmallCNN(), clients, algorithm, **options, evaluate_on=evaluate_on, seed=0)
 
 
 def main() -> None:

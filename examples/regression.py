@@ -70,7 +70,7 @@ def train(
     holdout: fedhb.Clients | None = None,
     evaluate_on: str = "test",
 ) -> fedhb.Run:
-    """NIW trains the head with the body from the start: two outputs would be a narrow view of a fixed random one."""
+    """EmpiricalBayes trains the head too: with two outputs, a fixed random head would see little."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
@@ -80,7 +80,7 @@ def train(
     return fedhb.fit(
         model,
         clients,
-        fedhb.NIW(),
+        fedhb.EmpiricalBayes(),
         **options,
         **personal,
         holdout=holdout,
