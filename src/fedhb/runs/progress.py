@@ -156,7 +156,7 @@ class TellRounds(Callback):
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Tell that one more round is done."""
-        self._say(state.done)
+        self._say(record["round"])
 
     def _say(self, done: int) -> None:
         text = f"round {done}/{self.rounds}" if done < self.rounds else "evaluating"

@@ -245,7 +245,9 @@ class PlaceSettings(Section):
 class Settings(Section):
     """The description of a run. Defaults are the paper's settings for MNIST and Fashion-MNIST."""
 
-    algorithm: str = setting("empirical-bayes", "the algorithm, or pkg.mod:Class for one of your own")
+    algorithm: str = setting(
+        "empirical-bayes", "the algorithm, or pkg.mod:Class for one of your own"
+    )
     seed: int = _count(0, "seed of everything random", least=0)
     defence: str = setting(
         "",
