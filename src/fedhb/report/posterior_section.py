@@ -52,7 +52,7 @@ def layers(methods: Sequence[Method]) -> Plot | None:
         clients = "the personalised clients"
         if posterior.get("prior_deviation"):
             prior = _mean_of_runs(method, "prior_deviation")
-            label = "under the posterior: √(V₀ / n₀)"
+            label = "under the posterior"
             bars.insert(0, Series(label, names[: len(prior)], prior, style=method.style))
             clients = "under the posterior, clients"
         values = [value or 0.0 for value in bars[0].y]

@@ -10,9 +10,9 @@ from fedhb.engine.schedule import cohort_size
 from fedhb.report.run_data import Method, shared_settings
 from fedhb.report.tables import (
     PERCENT,
-    algorithm_of,
     best_of,
     competes,
+    keeps_of,
     metric_name,
     metric_text,
     metrics_of,
@@ -95,7 +95,7 @@ def facts(methods: Sequence[Method]) -> list[tuple[str, str, str]]:
         metric = metrics[0]
         unit = " %" if metric in PERCENT else ""
         for task in ("global", "personalised"):
-            rivals = [m for m in finished if competes(algorithm_of(m), task)] or finished
+            rivals = [m for m in finished if competes(keeps_of(m), task)] or finished
             means = {
                 m.name: statistics.fmean(of_runs)
                 for m in rivals

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fedhb.likelihood import GaussianRegression
 from fedhb.report.paper_numbers import Printed
@@ -73,27 +73,19 @@ def metrics_of(methods: Sequence[Method]) -> list[str]:
     return list(metrics)
 
 
-REMEMBERED = {"fedem": "mixture weights", "fedpop": "heads"}
-"""The algorithms whose clients keep a part of their model, and its name.
-
-Clients that took part predict with it before they personalise too.
-"""
-
-
-def competes(algorithm: str, task: str) -> bool:
+def competes(keeps: str, task: str) -> bool:
     """Return whether an algorithm's numbers can be the best ones of a task.
 
-    The global prediction of an algorithm in `REMEMBERED` uses parts of personal models.
+    Where clients keep a part of their model, the global prediction uses parts of personal models.
     """
-    return task != "global" or algorithm not in REMEMBERED
+    return task != "global" or not keeps
 
 
-def remembered(algorithms: Iterable[str]) -> str:
-    """Explain the global predictions of these algorithms, where `REMEMBERED` has one of them."""
-    parts = {name: REMEMBERED[name] for name in dict.fromkeys(algorithms) if name in REMEMBERED}
-    if not parts:
+def kept_parts(parts: Mapping[str, str]) -> str:
+    """Explain the global predictions of algorithms by the parts that their clients keep."""
+    names = " and ".join(f"{name} with {part} of their own" for name, part in parts.items() if part)
+    if not names:
         return ""
-    names = " and ".join(f"{name} with {part} of their own" for name, part in parts.items())
     return (
         f"the clients of {names} predict with these before personalisation too; novel clients show "
         "the prediction of the server alone"
@@ -129,7 +121,7 @@ def result_table(
         if (of_runs := values(m, *column))
     }
     best = _best_cells(shown, columns, means) if len(shown) > 1 else set()
-    note = "" if novel else remembered(map(algorithm_of, shown))
+    note = "" if novel else kept_parts({algorithm_of(m): keeps_of(m) for m in shown})
     clients = "novel clients, which never trained" if novel else "the training clients"
     caption = (
         f"Mean over {clients}, each counting the same, at the last round{_split(shown)}"
@@ -176,7 +168,7 @@ def _best_cells(
         rivals = [
             (m.name, *column)
             for m in methods
-            if competes(algorithm_of(m), column[0]) and (m.name, *column) in means
+            if competes(keeps_of(m), column[0]) and (m.name, *column) in means
         ]
         if rivals:
             value = best_of(column[1], [means[cell] for cell in rivals])
@@ -203,6 +195,11 @@ def _head(metrics: Sequence[str], columns: Sequence[Column], costs: Sequence[str
         f'<tr><th rowspan="2" scope="col">method</th>{tasks}{cost_cells}</tr>'
         f"<tr>{metric_cells}</tr></thead><tbody>"
     )
+
+
+def keeps_of(method: Method) -> str:
+    """Return which part of their model the clients of a method keep; empty for none."""
+    return str((method.finished[0].result or {}).get("keeps", "")) if method.finished else ""
 
 
 def algorithm_of(method: Method) -> str:

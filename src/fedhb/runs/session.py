@@ -443,6 +443,7 @@ def summary(
     }
     return {
         "algorithm": result.algorithm.name,
+        "keeps": result.algorithm.keeps,
         "dataset": clients.title or clients.name,
         "seed": result.seed,
         "rounds": rounds,
