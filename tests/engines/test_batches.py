@@ -17,7 +17,7 @@ from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network, Weights
 from fedhb.seeding import Randomness
 from fedhb.training.batches import batches, crop_and_flip
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import Sgd, train
 
 RNG = Randomness(5, 3)
@@ -162,10 +162,12 @@ def test_a_client_out_of_batches_stands_still(momentum, make, order):
 def test_the_pull_on_ragged_clients_is_each_clients_own():
     network, who = Network(mlp()), clients()
     strengths = pull(network, len(who))
-    together = result(network, who, pull=strengths)
+    together = result(network, who, penalty=Penalty(strengths))
     for k in range(len(who)):
         alone = result(
-            network, who.select([k]), pull=Pull(strengths.mu[k : k + 1], strengths.target)
+            network,
+            who.select([k]),
+            penalty=Penalty(Pull(strengths.mu[k : k + 1], strengths.target)),
         )
         torch.testing.assert_close(together["theta"][k], alone["theta"][0], rtol=1e-12, atol=1e-12)
     assert not torch.allclose(together["theta"], result(network, who)["theta"])

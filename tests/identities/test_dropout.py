@@ -18,7 +18,7 @@ from fedhb.likelihood import Categorical
 from fedhb.network.columns import Columns
 from fedhb.network.vectors import Network, Weights
 from fedhb.training.batches import Batch
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -113,7 +113,9 @@ def stayed(network: Network, p_do: float, epochs: int = 1) -> Tensor:
         points.append(m[0].clone())
 
     plan = plan_of(epochs=epochs, batch_size=4, lr=1e-9, momentum=0.0)
-    train(network, Categorical(3), initial(network, 1), clients, plan, RNG, p_do=p_do, beside=keep)
+    train(
+        network, Categorical(3), initial(network, 1), clients, plan, RNG, Penalty(p_do=p_do), keep
+    )
     return torch.stack([old == new for old, new in pairwise(points)]).double()
 
 
@@ -159,8 +161,7 @@ def one_step(network: Network, clients: Clients, p_do: float, pull: Pull | None 
         clients,
         plan,
         RNG,
-        pull=pull,
-        p_do=p_do,
+        Penalty(pull, p_do=p_do),
     )[0]
 
 

@@ -17,7 +17,7 @@ from fedhb.errors import InputError
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network, Weights
 from fedhb.seeding import Randomness
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 
@@ -227,7 +227,7 @@ def test_a_pull_per_layer_is_one_per_weight() -> None:
         ):
             plan = plan_of(2, 4, lr=0.2, momentum=momentum)
             weights, _ = train(
-                network, Categorical(3), initial(network, 2), clients, plan, RNG, pull=pull
+                network, Categorical(3), initial(network, 2), clients, plan, RNG, Penalty(pull)
             )
             found.append(weights.theta)
     torch.testing.assert_close(found[0], found[1], rtol=1e-13, atol=1e-14)

@@ -27,7 +27,7 @@ from fedhb.likelihood import Categorical, GaussianRegression
 from fedhb.network.vectors import Network, Weights
 from fedhb.training.batches import Batch
 from fedhb.training.plan import Plan
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 MOMENTUM, LR = 0.9, 0.1
@@ -52,7 +52,7 @@ def proximal(
     plan = plan_of(epochs=steps, lr=LR, momentum=momentum)
     start = initial(network, 1)
     start.theta.zero_()
-    return train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=pull)[
+    return train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, Penalty(pull))[
         0
     ].theta.item()
 
@@ -145,7 +145,7 @@ def test_training_solves_each_clients_penalised_regression(
         clients,
         plan,
         RNG,
-        pull=Pull(mu, target, shares),
+        penalty=Penalty(Pull(mu, target, shares)),
     )
     for c in range(3):
         x, y = examples(clients, c)
@@ -192,7 +192,7 @@ def test_no_pull_is_sgd(momentum: float, make, train_head: bool) -> None:
             clients,
             plan,
             RNG,
-            **pulls,
+            Penalty(**pulls),
             beside=lambda batch, m: seen.append(batch),
         )
         return torch.cat([found.theta[0], found.head[0]]), seen
@@ -268,8 +268,7 @@ def test_clients_trained_together_are_clients_trained_alone(
             clients.select(positions),
             plan,
             RNG,
-            pull=pull,
-            p_do=p_do,
+            Penalty(pull, p_do=p_do),
         )
 
     together, reports = trained([0, 1, 2])

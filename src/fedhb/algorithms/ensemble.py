@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedhb.algorithms.contract import Arrays, Personalised, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.several_networks import PARTS, different_starts, one, side_by_side
+from fedhb.algorithms.several_networks import PARTS, different_starts, learner_of, side_by_side
 from fedhb.algorithms.toolbox import (
     differences,
     mixture_prediction,
@@ -174,7 +174,7 @@ class Ensemble(FedAvg):
             return super().personalise(problem, server, clients, memory, plan, rng)
         K = self.num_models
         tuned = side_by_side(
-            [self.train(problem, one(server, j), clients, plan, rng)[0] for j in range(K)]
+            [self.train(problem, learner_of(server, j), clients, plan, rng)[0] for j in range(K)]
         )
         shares = torch.full(
             (len(clients), K), 1.0 / K, dtype=tuned.theta.dtype, device=tuned.theta.device

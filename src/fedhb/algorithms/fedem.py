@@ -35,15 +35,16 @@ from torch import Tensor
 
 from fedhb.algorithms.contract import Arrays, Kind, Personalised, Problem, Shares
 from fedhb.algorithms.fedavg import Averaging
-from fedhb.algorithms.several_networks import different_starts, one, side_by_side
+from fedhb.algorithms.several_networks import different_starts, learner_of, side_by_side
 from fedhb.algorithms.toolbox import mixture_prediction, start_weights
 from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.network.vectors import Weights
 from fedhb.seeding import Randomness
 from fedhb.settings_fields import setting
+from fedhb.training.batches import batches
 from fedhb.training.plan import Plan
-from fedhb.training.sgd import train
+from fedhb.training.sgd import Sgd
 
 BLOCK = 512
 """Examples whose likelihood is found at once, but for networks that normalise with the batch: those see a client's data whole."""
@@ -127,17 +128,18 @@ class FedEM(Averaging):
         rng: Randomness,
     ) -> tuple[Weights, Arrays]:
         """theta_ik, heads and buffers [C, M, ...], and each learner's loss and score [C, M]."""
-        found, reports = [], []
+        network, learners, reports = problem.network, [], []
         for k in range(self.num_learners):
-            mine = one(received, k)
-            start = start_weights(problem, mine["theta"], mine, len(clients))
-            trained = train(
-                problem.network, problem.likelihood, start, clients, plan, rng, example_weights=q[k]
-            )
-            found.append(trained[0])
-            reports.append(trained[1])
-        return side_by_side(found), {
-            key: torch.stack([r[key] for r in reports], dim=1) for key in ("loss", "score")
+            learner = learner_of(received, k)
+            start = start_weights(problem, learner["theta"], learner, len(clients))
+            solver = Sgd(network, start, plan)
+            for batch in batches(clients, plan, rng, merge_single=network.has_batch_norm):
+                solver.step(batch, problem.likelihood, example_weights=q[k][batch.held])
+            learners.append(solver.weights)
+            reports.append(solver.report())
+        return side_by_side(learners), {
+            key: torch.stack([report[key] for report in reports], dim=1)
+            for key in ("loss", "score")
         }
 
     def local_update(
@@ -210,7 +212,7 @@ class FedEM(Averaging):
         if self.tune:
             weights, _ = self.m_step(problem, received, clients, q, plan, rng)
         else:
-            learners = [one(received, k) for k in range(self.num_learners)]
+            learners = [learner_of(received, k) for k in range(self.num_learners)]
             weights = side_by_side(
                 [start_weights(problem, mine["theta"], mine, len(clients)) for mine in learners]
             )

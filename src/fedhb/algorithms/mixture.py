@@ -55,7 +55,8 @@ from fedhb.seeding import SERVER, Randomness
 from fedhb.settings_fields import setting
 from fedhb.training.batches import Batch
 from fedhb.training.plan import Plan
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
+from fedhb.training.sgd import train
 
 SAMPLE = 100
 """Examples by which a client chooses the prototype to begin at."""
@@ -213,10 +214,11 @@ class Mixture(Hierarchical):
         start = self.starting_point(problem, received, clients, memory)
         sizes = clients.sizes.to(problem.network.device)
         pull = self.pull(problem, received, sizes, nearness) if self.kl_weight > 0 else None
-        weights, reports = self.descend(
-            problem, received, clients, start, (pull, None), plan, rng, beside=train_gate
+        penalty = Penalty(pull, p_do=self.p_do)
+        weights, reports = train(
+            problem.network, problem.likelihood, start, clients, plan, rng, penalty, train_gate
         )
-        answers = self.answers_of(weights, received, reports) | gates.answers(received)
+        answers = self.answers_of(problem, received, weights, reports) | gates.answers(received)
         return answers, self.new_memory(weights, memory)
 
     def summarise(

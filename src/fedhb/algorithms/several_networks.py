@@ -52,7 +52,7 @@ def _another(
     return vector[order.to(vector.device)]
 
 
-def one(arrays: Arrays, k: int) -> Arrays:
+def learner_of(arrays: Arrays, k: int) -> Arrays:
     """Learner k of what the server keeps or a client received."""
     return {key: arrays[key][k] for key in PARTS if key in arrays}
 
