@@ -28,8 +28,7 @@ from torch.nn.functional import softplus
 
 import fedhb
 from fedhb.algorithms import FedAvg, Problem
-from fedhb.algorithms.pairs import Pair, kl, kl_of_q, kl_of_w, spread
-from fedhb.algorithms.pfedbayes import PFedBayes
+from fedhb.algorithms.pfedbayes import Pair, PFedBayes, kl, kl_of_q, kl_of_w, spread
 from fedhb.algorithms.toolbox import num_bytes
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression

@@ -99,8 +99,9 @@ class FedBE(FedAvg):
         if problem.federation.server_inputs is not None:
             return server
         warnings.warn(
-            "fedbe has no server inputs to distil on, so its teachers predict as an ensemble and clients train from the FedAvg "
-            "mean: for distillation set aside unlabelled examples, such as --server-share 0.1",
+            "fedbe has no server inputs to distil on, so its teachers predict as an ensemble and "
+            "clients train from the FedAvg mean: for distillation set aside unlabelled examples, "
+            "such as --server-share 0.1",
             stacklevel=2,
         )
         return server | {
@@ -109,7 +110,7 @@ class FedBE(FedAvg):
         }
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
-        """theta, and the head where it is trained; no teachers."""
+        """Send theta, and the head where it is trained; no teachers."""
         return {key: server[key] for key in ("theta", *SHARED) if key in server}
 
     def local_update(
