@@ -289,7 +289,7 @@ def per_target(values: Sequence[float]) -> PerTarget:
 
 
 def _as(outputs: Tensor, value: PerTarget) -> float | Tensor:
-    """Return the number, or the targets' numbers as a tensor [q] of the outputs' type and device."""
+    """Return the number, or the targets' numbers as a tensor [q] like the outputs."""
     if isinstance(value, tuple):
         return torch.tensor(value, dtype=outputs.dtype, device=outputs.device)
     return value

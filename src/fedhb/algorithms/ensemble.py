@@ -133,7 +133,7 @@ class Ensemble(FedAvg):
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """Return theta_j + sum_i w_i (theta_i - theta_j) / sum_i w_i of the groups that took part."""
+        """Return theta_j + sum_i w_i (theta_i - theta_j) / sum_i w_i; absent groups stay."""
         weight = summary["group_weight"]
         # the sums of an absent group are zero: it stays
         weight = torch.where(weight > 0, weight, 1.0).unsqueeze(1)
@@ -153,7 +153,7 @@ class Ensemble(FedAvg):
         rng: Randomness,
         memory: Arrays | None = None,
     ) -> Tensor:
-        """Return the prediction of a client's network, by its memory [1, 1], or the mean of all K."""
+        """Return the prediction of a client's network, by its memory [1, 1], or the mean of all."""
         networks = server  # [K, ...]
         if memory:
             networks = {key: value[memory["group"][0]] for key, value in server.items()}

@@ -1,5 +1,5 @@
-"""FedBE (Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR
-2021).
+"""FedBE (Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning",
+ICLR 2021).
 
     each round, clients i in the cohort find theta_i by SGD from theta
     mean <- their FedAvg average
@@ -94,7 +94,7 @@ class FedBE(FedAvg):
     )
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
-        """Return the initial network, which is every teacher where there is nothing to distil on."""
+        """Return the initial network; it is every teacher where there is nothing to distil on."""
         server = super().start(problem, rng)
         if problem.federation.server_inputs is not None:
             return server
@@ -122,7 +122,7 @@ class FedBE(FedAvg):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """Return theta_i as in FedAvg; for the dirichlet posterior also g_i, for each sample [C, S]."""
+        """Return theta_i as in FedAvg; for the dirichlet posterior also g_i [C, S]."""
         answers, memory = super().local_update(problem, received, clients, memory, plan, rng)
         if self.posterior == "dirichlet":
             # a Gamma(alpha) variable is half a chi-square one; only ratios count
@@ -161,7 +161,7 @@ class FedBE(FedAvg):
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """Return the FedAvg mean, taught by the ensemble; without server inputs, mean and teachers."""
+        """Return the taught FedAvg mean; without server inputs, the mean and its teachers."""
         mean = super().aggregate(problem, server, summary, rng)
         teachers = self.teachers(problem, server, summary, rng)
         if problem.federation.server_inputs is None:
@@ -329,7 +329,7 @@ class Soft:
         return 0.5 * (below + self.likelihood.loss(outputs, mean + deviation))
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return whether the likeliest class is the teachers', or the squared error to their mean."""
+        """Return whether the likeliest class is the teachers', or the squared error."""
         if y.ndim == outputs.ndim:
             return (outputs.argmax(-1) == y.argmax(-1)).to(outputs.dtype)
         return self.likelihood.score(outputs, y[..., 0, :].contiguous())

@@ -56,8 +56,8 @@ from fedhb.training.plan import Plan
 from fedhb.training.sgd import Sgd
 
 BLOCK = 512
-"""Examples whose likelihood is computed at once. Networks that normalise by the batch see a client's
-data whole."""
+"""Examples whose likelihood is computed at once. Networks that normalise by the batch see all of a
+client's data."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class FedPop(FedAvg):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Weights, Tensor, Arrays]:
-        """Sample heads under the received body, then train the body under the kept heads [C, M, h]."""
+        """Sample heads under the received body, then train it under the kept heads [C, M, h]."""
         start = start_weights(problem, received["theta"], received, len(clients))
         mean = start.head[0].clone()
         start.head = torch.where(memory["seen"].bool(), memory["heads"][:, -1], start.head)
@@ -175,7 +175,7 @@ class FedPop(FedAvg):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """Return theta_i, and the mean of z_i where mu_z is learnt; the heads stay with the client."""
+        """Return theta_i, and the mean of z_i where mu_z is learnt; clients keep the heads."""
         weights, heads, reports = self.sample_and_fit(problem, received, clients, memory, plan, rng)
         weights.head = heads.mean(1)
         answers = {key: getattr(weights, key) for key in received}

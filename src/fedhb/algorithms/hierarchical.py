@@ -1,4 +1,4 @@
-r"""The general framework (Alg. 1 to 3): p(phi) prod_i p(theta_i | phi) p(D_i | theta_i), block by block.
+r"""The general framework (Alg. 1 to 3) for p(phi) prod_i p(theta_i | phi) p(D_i | theta_i).
 
 The posterior is approximated by q(phi; L_0) prod_i q_i(theta_i; L_i). The negative ELBO (eq:elbo)
 
@@ -67,7 +67,7 @@ class Hierarchical(AlgorithmBase, ABC):
     p_do = 1.0
     """Probability that the clients' q_i keep a column; a family with dropout makes it a setting."""
     num_samples = 1
-    """S, networks sampled for a global prediction, 0 for the mean; a family may make it a setting."""
+    """S, networks sampled for a global prediction, 0 for the mean; it may be made a setting."""
 
     # What a family defines --------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Hierarchical(AlgorithmBase, ABC):
         """
 
     def head_pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull | None:
-        """Return the same for a head that is trained: none, unless the family has a prior for it."""
+        """Return mu and target for a trained head: none, unless the family has a prior for it."""
         return None
 
     @abstractmethod

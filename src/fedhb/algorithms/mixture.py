@@ -239,7 +239,7 @@ class Mixture(Hierarchical):
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """Take the M-step on the prototypes that have clients; the others wait (module docstring)."""
+        """Take the M-step on prototypes that have clients; the others wait (module docstring)."""
         count, mass = summary["count"], summary["c"].unsqueeze(1)
         alive = summary["c"] / count >= ALIVE
         mean = server["r"].double() + summary["r"] / mass.clamp_min(ALIVE)

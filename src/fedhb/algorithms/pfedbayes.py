@@ -1,5 +1,5 @@
-"""pFedBayes (Zhang et al., "Personalized Federated Learning via Variational Bayesian Inference", ICML
-2022).
+"""pFedBayes (Zhang et al., "Personalized Federated Learning via Variational Bayesian Inference",
+ICML 2022).
 
     each round, the server sends w = N(mu, sigma^2), sigma = softplus(rho), to clients i
         q_i = N(mu_i, sigma_i^2) <- w, moved by what q_i and w of client i differed by at the end of

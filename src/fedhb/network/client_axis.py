@@ -90,7 +90,7 @@ class Stack:
         """Return the layers with the tensors of `count` clients, and where their gradients go.
 
         Args:
-            tensors: [C, ...] each, by name. A tensor that is not among them is frozen: the module's.
+            tensors: [C, ...] each, by name. Any other tensor is frozen: it is the module's.
             count: C.
             places: [C, ...] each, by the names of their tensors.
         """
