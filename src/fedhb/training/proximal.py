@@ -42,6 +42,10 @@ class Pull:
     shares: Callable[[Tensor], Tensor] | None = None
     layers: Sequence[int] = ()
 
+    def towards(self, m: Tensor) -> Tensor:
+        """Return the target of clients at m [A, d]."""
+        return self.target if self.shares is None else self.shares(m) @ self.target
+
 
 @dataclass(frozen=True)
 class Penalty:
