@@ -1,4 +1,4 @@
-"""What several algorithms share: starting weights, predictions of several networks, sums, averages.
+"""The tools of several algorithms: starting weights, mixed predictions, sums, averages.
 
 Sums are of differences to what was sent. Differences of similar numbers are exact in their own
 type, so a chunk's few terms are added in it; the sums of chunks are added in float64 (`add`).
@@ -26,7 +26,7 @@ from fedhb.algorithms.contract import (
 from fedhb.network.vectors import Weights
 
 SHARED = ("head", "buffers")
-"""What the server averages beside theta, where it is trained or there."""
+"""The vectors that the server averages beside theta, where they are trained or there."""
 
 SHARED_ANSWERS: Mapping[str, Kind] = {**{key: Vector(key) for key in SHARED}, **REPORTS}
 """The declaration of the arrays that most algorithms' clients send beside theta."""

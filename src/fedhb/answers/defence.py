@@ -1,4 +1,4 @@
-"""Filters between what clients send and the sums, for every algorithm: answers [n, ...] -> [n', ...].
+"""Filters between clients' answers and the sums, for every algorithm: [n, ...] -> [n', ...].
 
     refuse      leaves out answers with NaN or infinity, or `most` times longer than the bound
     clip        shortens longer answers to `longest` times the bound; holds measurements between
@@ -105,7 +105,7 @@ class Defended:
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """Return the answers with their clients' ids; zeros replace an answer that is not finite."""
+        """Return the answers with their clients' ids; zeros replace one that is not finite."""
         answers, new = self.algorithm.local_update(problem, received, clients, memory, plan, rng)
         sound = finite_rows(answers)
         if not sound.all():
@@ -272,7 +272,7 @@ class Vectors:
 
 
 def krum(vectors: Vectors, rows: Sequence[int], share: float) -> list[int]:
-    """Return the rows without those f = share n whose n - f - 2 nearest distances sum up highest."""
+    """Return the rows but the f = share n whose n - f - 2 nearest distances sum up highest."""
     n, f = len(rows), math.floor(share * len(rows) + 1e-9)
     if f == 0 or n - f - 2 < 1:
         return list(rows)

@@ -53,10 +53,16 @@ FIXED = ("count", "weight", "examples")
 
 @dataclass(frozen=True)
 class Privacy:
-    """The mechanism: noise in units of the longest contribution, its bound C, delta, and who is sampled from whom.
+    """The mechanism of a private run.
 
-    `key` is the secret that noise and cohorts are drawn from: who knows it can take the noise away. It is kept with the run, so
-    that a resumed run draws the same.
+    Attributes:
+        noise: the noise's deviation, in units of the longest contribution S.
+        clip: C, from which S follows.
+        delta: the probability with which epsilon may be exceeded.
+        num_clients: N, from whom cohorts are drawn.
+        cohort: the number of clients of a round.
+        key: the secret that noise and cohorts are drawn from. It lets its reader take the noise
+            away. It is kept with the run, so that a resumed run draws the same.
     """
 
     noise: float
@@ -68,26 +74,31 @@ class Privacy:
 
     @property
     def mark(self) -> str:
-        """Which key it is, without telling it."""
+        """Return a hash of the key, which tells keys apart without revealing them."""
         return hashlib.sha256(b"which key of noise and cohorts: " + self.key).hexdigest()
 
-    def words(self, what: str, count: int) -> np.ndarray:
-        """`count` random numbers of 64 bits that the key and `what` decide, and that nobody can foretell without the key."""
-        return np.frombuffer(
-            hashlib.shake_256(self.key + what.encode()).digest(8 * count), dtype="<u8"
-        )
+    def words(self, purpose: str, count: int) -> np.ndarray:
+        """Return `count` random numbers of 64 bits for a purpose.
 
-    def normal(self, what: str, shape: Sequence[int]) -> torch.Tensor:
-        """Standard normal numbers in float64, by Box and Muller's method: sqrt(-2 ln u) (cos 2 pi v, sin 2 pi v)."""
+        They depend on the key and the purpose alone. Nobody can foretell them without the key.
+        """
+        digest = hashlib.shake_256(self.key + purpose.encode()).digest(8 * count)
+        return np.frombuffer(digest, dtype="<u8")
+
+    def normal(self, purpose: str, shape: Sequence[int]) -> torch.Tensor:
+        """Return standard normal numbers in float64, by Box and Muller's method.
+
+        Uniform u and v give sqrt(-2 ln u) (cos 2 pi v, sin 2 pi v).
+        """
         count = math.prod(shape)
         half = -(-count // 2)
-        u, v = (self.words(what, 2 * half) >> np.uint64(11)).reshape(2, half) * 2.0**-53
+        u, v = (self.words(purpose, 2 * half) >> np.uint64(11)).reshape(2, half) * 2.0**-53
         length, angle = np.sqrt(-2.0 * np.log1p(-u)), 2.0 * np.pi * v
         both = np.concatenate([length * np.cos(angle), length * np.sin(angle)])
         return torch.from_numpy(both[:count]).reshape(tuple(shape))
 
     def draw(self, round_number: int) -> list[int]:
-        """The positions of a round's clients, without replacement, in ascending order."""
+        """Draw the positions of a round's clients, without replacement, in ascending order."""
         order = np.argsort(self.words(f"cohort {round_number}", self.num_clients))
         return sorted(order[: self.cohort].tolist())
 
@@ -103,8 +114,10 @@ class Privacy:
             "noise": self.noise,
             "clip": self.clip,
             "neighbours": "one client replaced",
-            "sampling": f"{self.cohort} of {self.num_clients} clients a round, without replacement, in secret",
-            "protects": "the data behind the weights; not the scaling of inputs and targets, nor the numbers of an evaluation",
+            "sampling": f"{self.cohort} of {self.num_clients} clients a round, without "
+            "replacement, in secret",
+            "protects": "the data behind the weights; not the scaling of inputs and targets, nor "
+            "the numbers of an evaluation",
         }
 
 
@@ -123,9 +136,10 @@ def epsilon_of(spent: Sequence[tuple[Privacy, int]]) -> float:
 
 @cache
 def one_round(noise: float, num_clients: int, cohort: int) -> tuple[Any, Any]:
-    """The orders of the accountant and the Renyi divergence of one round at each.
+    """Return the orders of the accountant, and the Renyi divergence of one round at each.
 
-    The noise's deviation is `noise` S and replacing one client changes the sums by up to 2 S: half of it is the multiplier.
+    The noise's deviation is `noise` S, and replacing one client changes the sums by up to 2 S. So
+    the noise multiplier is half of `noise`.
     """
     try:
         import dp_accounting
@@ -143,7 +157,7 @@ def one_round(noise: float, num_clients: int, cohort: int) -> tuple[Any, Any]:
 
 
 class Private:
-    """An algorithm whose sums are clipped and noised. All else is the algorithm's own."""
+    """An algorithm whose sums are clipped and noised; all else is left to the algorithm."""
 
     def __init__(self, algorithm: Algorithm, privacy: Privacy):
         release = declared_release(algorithm)
