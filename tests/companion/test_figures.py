@@ -182,7 +182,7 @@ def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
         experiments.load(folder, "c").settings, {"cell": "half", "variant": "niw", "seed": 0}
     )
     for epochs in (1, 3):  # one of them as the run itself personalises
-        run = train(replace(chosen, personal_epochs=epochs), None, progress=False)
+        run = train(chosen.change(personal_epochs=epochs), None, progress=False)
         assert run.result["personalised"] == result["after"][str(epochs)]
 
 

@@ -17,7 +17,7 @@ from small_experiment import COMMON, Silent, complete, lines, plain, write
 
 from fedhb.errors import InputError
 from fedhb.runs import jobs, records
-from fedhb_paper import experiments, workbench
+from fedhb_paper import experiments, table, workbench
 from fedhb.runs.progress import JobProgress
 
 
