@@ -63,7 +63,7 @@ def test_images_from_arrays(tmp_path: Path) -> None:
 def test_hospitals(tmp_path: Path) -> None:
     text = output_of("hospitals", tmp_path)
     best_accuracy, best_nll = numbers(r"best possible +#  #", text)
-    for method in ("niw", "fedavg", "fedbabu"):
+    for method in ("empirical-bayes", "fedavg", "fedbabu"):
         accuracy, nll, ece, own_accuracy, own_nll, own_ece = numbers(
             rf"{method} +#  #  # +#  #  #", text
         )

@@ -26,24 +26,26 @@ def test_values_may_come_as_text():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("niw.kl_weight=0.001", 0.001),
-        ("niw.kl_weight = 1e-3", 0.001),
-        ("niw.num_samples=3", 3),
-        ("niw.begin=last", "last"),
-        ("niw.begin='last'", "last"),
-        ('niw.begin="a = b"', "a = b"),
-        ("niw.begin=a=b", "a=b"),
-        ("niw.shrink=true", True),
-        ("niw.begin=", ""),
-        ("niw.list=[1, 2]", [1, 2]),
+        ("empirical-bayes.kl_weight=0.001", 0.001),
+        ("empirical-bayes.kl_weight = 1e-3", 0.001),
+        ("empirical-bayes.num_samples=3", 3),
+        ("empirical-bayes.begin=last", "last"),
+        ("empirical-bayes.begin='last'", "last"),
+        ('empirical-bayes.begin="a = b"', "a = b"),
+        ("empirical-bayes.begin=a=b", "a=b"),
+        ("empirical-bayes.shrink=true", True),
+        ("empirical-bayes.begin=", ""),
+        ("empirical-bayes.list=[1, 2]", [1, 2]),
     ],
 )
 def test_set_reads_toml_values_or_text(text, value):
-    (found,) = Settings.resolve(None, {}, [text]).options["niw"].values()
+    (found,) = Settings.resolve(None, {}, [text]).options["empirical-bayes"].values()
     assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize("text", ["niw.kl_weight", "kl_weight=1", "niw.=1", "=1", "niw=1", ""])
+@pytest.mark.parametrize(
+    "text", ["empirical-bayes.kl_weight", "kl_weight=1", "empirical-bayes.=1", "=1", "niw=1", ""]
+)
 def test_set_needs_table_key_and_value(text):
     with pytest.raises(InputError, match=r"TABLE\.KEY=VALUE"):
         Settings.resolve(None, {}, [text])

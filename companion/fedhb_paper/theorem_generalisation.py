@@ -19,7 +19,7 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from fedhb.algorithms import NIW, Arrays, Federation, Problem
+from fedhb.algorithms import NIW, Arrays, Federation, Problem, objectives
 from fedhb.algorithms.toolbox import start_weights
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
@@ -80,9 +80,8 @@ def algorithm_of(settings: Settings, variant: str) -> NIW:
 
     `average` is of personalisation and is not used here.
     """
-    return NIW(
-        begin="last", update="body", dof="full", average=0.5, **settings["variants"][variant]
-    )
+    chosen: Settings = {"kl_weight": 1.0, "num_samples": 0} | settings["variants"][variant]
+    return NIW(begin="last", update="body", dof="full", average=0.5, **chosen)
 
 
 def work(settings: Settings) -> list[dict[str, Any]]:
@@ -253,7 +252,7 @@ def joint_kl(algorithm: NIW, problem: Problem, m: Tensor, counts: int) -> float:
     sums = algorithm.summarise(seen, start, {"m": m, "examples": torch.ones(len(m))}, rng)
     server = algorithm.aggregate(seen, start, sums, rng)
     entropy = m.numel() / 2 * math.log(2 * math.pi * math.e * algorithm.eps**2)
-    return float(algorithm.server_objective(seen, server, m)) - entropy
+    return float(objectives.server_objective(algorithm, seen, server, m)) - entropy
 
 
 def tables(settings: Settings, printed: Any, records: Sequence[Record]) -> list[Table]:

@@ -25,6 +25,7 @@ _WHERE = {
     "Run": "fedhb.runs.run",
     "Personal": "fedhb.runs.run",
     "Clients": "fedhb.clients.clients",
+    "EmpiricalBayes": "fedhb.algorithms",
     "NIW": "fedhb.algorithms",
     "Mixture": "fedhb.algorithms",
     "FedAvg": "fedhb.algorithms",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from fedhb.algorithms import (
         NIW,
         Centralised,
+        EmpiricalBayes,
         Ensemble,
         FedAvg,
         FedBABU,
@@ -102,6 +104,7 @@ __all__ = [
     "Centralised",
     "Clients",
     "DivergedError",
+    "EmpiricalBayes",
     "Ensemble",
     "FailedRoundError",
     "FedAvg",

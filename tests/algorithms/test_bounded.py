@@ -80,7 +80,7 @@ def test_what_niws_learned_prior_would_learn_from_is_not_released():
     """Under noise it would be learned from noise: squares and curvature are zero, and the prior
     stays what it was.
     """
-    algorithm = fedhb.NIW()
+    algorithm = fedhb.EmpiricalBayes()
     problem, server, received, found = answers(algorithm)
     assert found["curvature"].any()
     private = Private(algorithm, privacy(noise=50.0, clip=1.0))

@@ -10,7 +10,7 @@ import torch
 from problems import RNG, labelled, mlp, plan_of
 from torch import nn
 
-from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms import EmpiricalBayes, Federation, Problem
 from fedhb.algorithms.empirical_bayes import few_examples
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network
@@ -48,14 +48,14 @@ def problem_of(clients_in_all: int, examples: int) -> Problem:
 
 def test_each_client_is_personalised_as_if_alone_and_in_its_place() -> None:
     clients, problem = labelled(5, 33, 8, 16, 6), problem_of(4, 128)
-    algorithm, plan = NIW(p_do=1.0), dataclasses.replace(plan_of(2, 4), train_head=True)
+    algorithm, plan = EmpiricalBayes(p_do=1.0), dataclasses.replace(plan_of(2, 4), train_head=True)
     server = algorithm.start(problem, RNG)
     found = algorithm.personalise(problem, server, clients, {}, plan, RNG)
     factors = few_examples.factors(clients.sizes, plan, problem.federation)
     assert factors == [4, 1, 4, 2, 4]
     for c, factor in enumerate(factors):
         longer = dataclasses.replace(plan, epochs=2 * factor)
-        alone = NIW(p_do=1.0, same_steps=False).personalise(
+        alone = EmpiricalBayes(p_do=1.0, same_steps=False).personalise(
             problem, server, clients.select([c]), {}, longer, RNG
         )
         for key, value in alone.arrays().items():
@@ -68,9 +68,9 @@ def test_with_the_usual_number_of_examples_nothing_changes() -> None:
         problem_of(2, 64),
         dataclasses.replace(plan_of(2, 4), train_head=True),
     )
-    server = NIW().start(problem, RNG)
+    server = EmpiricalBayes().start(problem, RNG)
     either = [
-        NIW(same_steps=same).personalise(problem, server, clients, {}, plan, RNG).theta
+        EmpiricalBayes(same_steps=same).personalise(problem, server, clients, {}, plan, RNG).theta
         for same in (True, False)
     ]
     assert torch.equal(*either)
@@ -90,14 +90,14 @@ def test_only_a_learned_prior_has_more_steps(
 ) -> None:
     """Nothing would hold a client with few examples where there is no such prior."""
     seen: list[int] = []
-    kept = NIW.fit
+    kept = EmpiricalBayes.fit
 
-    def fit(self: NIW, *args: Any, **more: Any) -> Any:
+    def fit(self: EmpiricalBayes, *args: Any, **more: Any) -> Any:
         seen.append(args[4].epochs)
         return kept(self, *args, **more)
 
-    monkeypatch.setattr(NIW, "fit", fit)
-    problem, algorithm = problem_of(2, 64), NIW(**change)
+    monkeypatch.setattr(EmpiricalBayes, "fit", fit)
+    problem, algorithm = problem_of(2, 64), EmpiricalBayes(**change)
     plan = dataclasses.replace(plan_of(2, 4), train_head=True)
     algorithm.personalise(problem, algorithm.start(problem, RNG), labelled(4), {}, plan, RNG)
     assert seen == [16 if longer else 2]
@@ -109,17 +109,17 @@ def test_few_examples_reach_the_posterior_s_mode() -> None:
     """
     clients, problem = labelled(4), problem_of(10, 640)
     plan = dataclasses.replace(plan_of(8, 4, lr=0.02), train_head=True)
-    server = NIW().start(problem, RNG)
+    server = EmpiricalBayes().start(problem, RNG)
 
-    def ends(algorithm: NIW, epochs: int) -> torch.Tensor:
+    def ends(algorithm: EmpiricalBayes, epochs: int) -> torch.Tensor:
         found = algorithm.personalise(
             problem, server, clients, {}, dataclasses.replace(plan, epochs=epochs), RNG
         )
         return torch.cat([found.theta[0, 0], found.head[0, 0]])
 
-    mode = ends(NIW(p_do=1.0), 300)
+    mode = ends(EmpiricalBayes(p_do=1.0), 300)
     gaps = [
-        (ends(NIW(p_do=1.0, average=0.0, same_steps=same), 8) - mode).norm()
+        (ends(EmpiricalBayes(p_do=1.0, average=0.0, same_steps=same), 8) - mode).norm()
         for same in (True, False)
     ]
     assert gaps[0] < 0.3 * gaps[1]
@@ -130,7 +130,7 @@ def test_running_statistics_of_few_examples_are_held_by_those_of_the_federation(
     problem = Problem(Network(net), Categorical(3), Federation(4, 128, 3))
     clients, algorithm, plan = (
         labelled(2, 33),
-        NIW(p_do=1.0),
+        EmpiricalBayes(p_do=1.0),
         dataclasses.replace(plan_of(2, 4), train_head=True),
     )
     server = algorithm.start(problem, RNG)
@@ -139,7 +139,7 @@ def test_running_statistics_of_few_examples_are_held_by_those_of_the_federation(
     assert few_examples.factors(clients.sizes, plan, problem.federation) == [8, 1]
     for c, (epochs, own) in enumerate(((16, 2 / 5), (2, 1.0))):
         longer = dataclasses.replace(plan, epochs=epochs)
-        alone = NIW(p_do=1.0, same_steps=False).personalise(
+        alone = EmpiricalBayes(p_do=1.0, same_steps=False).personalise(
             problem, server, clients.select([c]), {}, longer, RNG
         )
         torch.testing.assert_close(found.theta[c], alone.theta[0], rtol=1e-12, atol=0.0)

@@ -8,7 +8,7 @@ from problems import RNG, labelled, mlp, normal, plan_of
 from torch import Tensor
 
 import fedhb
-from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms import EmpiricalBayes, Federation, Problem
 from fedhb.algorithms.empirical_bayes import few_steps, variances
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network
@@ -19,7 +19,7 @@ def test_a_run_that_was_begun_before_there_were_sums_of_gradients_goes_on_withou
         labelled(6, 7),
         Problem(Network(mlp(4, 6, 3)), Categorical(3), Federation(2, 13, 3)),
     )
-    algorithm, plan = NIW(), plan_of(epochs=1, lr=0.3, train_head=True)
+    algorithm, plan = EmpiricalBayes(), plan_of(epochs=1, lr=0.3, train_head=True)
     server = algorithm.start(problem, RNG)
     old = {key: value for key, value in server.items() if key != "gradients"}
     found, _ = algorithm.local_update(
@@ -38,7 +38,7 @@ def test_only_what_began_at_m0_tells(begin: str) -> None:
     run = fedhb.fit(
         mlp(4, 5, 3),
         labelled(6, 7, 5),
-        NIW(begin=begin),
+        EmpiricalBayes(begin=begin),
         rounds=2,
         fraction=1.0,
         batch_size=4,

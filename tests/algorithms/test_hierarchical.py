@@ -16,7 +16,7 @@ from problems import (
     regression,
 )
 
-from fedhb.algorithms import NIW, Arrays, Hierarchical, Problem
+from fedhb.algorithms import Arrays, EmpiricalBayes, Hierarchical, Problem
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 
@@ -32,10 +32,10 @@ def linear_gaussian() -> tuple[Problem, Clients]:
 
 
 RECORDED = {
-    "niw": niw(precision="mean", p_do=0.9),
-    "niw, per coordinate": niw(precision="mean", p_do=0.9, dof="per_coordinate"),
-    "niw, learned": NIW(update="body", lambda0=0.5),
-    "niw, tempered": niw(precision="mean", p_do=1.0, kl_weight=0.3),
+    "empirical-bayes": niw(precision="mean", p_do=0.9),
+    "empirical-bayes, per coordinate": niw(precision="mean", p_do=0.9, dof="per_coordinate"),
+    "empirical-bayes, learned": EmpiricalBayes(update="body", lambda0=0.5),
+    "empirical-bayes, tempered": niw(precision="mean", p_do=1.0, kl_weight=0.3),
     "mixture": mixture(num_prototypes=3, sigma2=0.7),
 }
 

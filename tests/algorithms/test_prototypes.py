@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from fedhb.algorithms.prototypes import Nearness
 from problems import generator, normal
 from torch import Tensor
-
-from fedhb.algorithms.prototypes import Nearness
 
 N, D, K = 9, 4, 3
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fedhb.algorithms.empirical_bayes.variances import layer_sizes, steepness, training_time
 from problems import RNG, labelled, mlp, plan_of
 
-from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms import EmpiricalBayes, Federation, Problem
 from fedhb.algorithms.empirical_bayes.server_step import FACTOR, LAST, along, factor, lengths
-from fedhb.algorithms.empirical_bayes.variances import layer_sizes, steepness, training_time
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network
 from fedhb.seeding import Randomness
@@ -41,7 +41,10 @@ def test_the_servers_step_is_as_long_as_the_prior_asks(update: str) -> None:
     """
     network, clients = Network(mlp(4, 6, 3)), labelled(6, 7)
     problem = Problem(network, Categorical(3), Federation(2, 13, 3))
-    plain, longer = NIW(update=update, relax=False), NIW(update=update, along=True)
+    plain, longer = (
+        EmpiricalBayes(update=update, relax=False),
+        EmpiricalBayes(update=update, along=True),
+    )
     counts = layer_sizes(network, update == "full")
     server = longer.start(problem, RNG)
     server["V0"] = torch.full_like(server["V0"], 0.5 * 16.0)  # n0 = 16, a precision of 2
@@ -71,7 +74,7 @@ def test_the_servers_step_is_as_long_as_the_prior_asks(update: str) -> None:
                 new[key], server[key] + part.to(new[key]) * (usual[key] - server[key])
             )
     # of clients that go on from where they were the prior has taken another share
-    elsewhere = NIW(update=update, along=True, begin="last").aggregate(
+    elsewhere = EmpiricalBayes(update=update, along=True, begin="last").aggregate(
         problem, dict(server), summary, RNG
     )
     torch.testing.assert_close(elsewhere["m0"], usual["m0"])
@@ -87,7 +90,10 @@ def test_the_servers_second_step(update: str) -> None:
     network = Network(mlp(4, 6, 3))
     clients = labelled(6, 7)
     problem = Problem(network, Categorical(3), Federation(2, 13, 3))
-    plain, longer = NIW(update=update, relax=False), NIW(update=update, relax=True, along=False)
+    plain, longer = (
+        EmpiricalBayes(update=update, relax=False),
+        EmpiricalBayes(update=update, relax=True, along=False),
+    )
     server, other = (one.start(problem, RNG) for one in (plain, longer))
     assert plain.broadcast(server, [0]).keys() == longer.broadcast(other, [0]).keys()
     keys = [key for key in ("m0", "head") if key in server]

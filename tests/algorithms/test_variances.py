@@ -11,7 +11,7 @@ from problems import RNG, initial, labelled, mlp, normal, plan_of, seeded
 from torch import Tensor, nn
 
 import fedhb
-from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms import EmpiricalBayes, Federation, Problem
 from fedhb.algorithms.empirical_bayes import variances
 from fedhb.errors import InputError
 from fedhb.likelihood import Categorical
@@ -39,7 +39,9 @@ def test_layers_are_tensors() -> None:
 
 def test_a_run_learns_its_prior_and_pulls_the_head() -> None:
     clients, module = labelled(9, 6, 4, 7, 8), mlp(4, 5, 3)
-    algorithm = NIW(dof="per_layer", kl_weight=1.0, num_samples=0, update="full", p_do=1.0)
+    algorithm = EmpiricalBayes(
+        dof="per_layer", kl_weight=1.0, num_samples=0, update="full", p_do=1.0
+    )
     settings = {
         "rounds": 3,
         "fraction": 0.6,
@@ -156,7 +158,7 @@ def test_dropout_does_not_shrink_a_learned_model() -> None:
     clients, module = labelled(9, 6, 4), mlp(4, 5, 3)
     options: Any = {"rounds": 30, "fraction": 1.0, "lr": 1e-9, "seed": 3, "progress": False}
     start = Network(module).theta
-    run = fedhb.fit(module, clients, NIW(p_do=0.9), **options)
+    run = fedhb.fit(module, clients, EmpiricalBayes(p_do=0.9), **options)
     torch.testing.assert_close(run.state.server["m0"], start, rtol=0.0, atol=1e-4)
 
 
@@ -168,7 +170,7 @@ def test_without_a_measurement_the_prior_stays_as_it_was(monkeypatch: pytest.Mon
     run = fedhb.fit(
         mlp(4, 5, 3),
         labelled(9, 6, 4),
-        NIW(prior_scale=0.5),
+        EmpiricalBayes(prior_scale=0.5),
         rounds=2,
         fraction=1.0,
         seed=3,
@@ -185,7 +187,7 @@ def test_rounds_and_personalisation_have_a_variance_each() -> None:
     """Held by a variance of nearly zero a client stays at m0: each use is held by its own, and not
     by the other's.
     """
-    clients, network, algorithm = labelled(9, 6, 4), Network(mlp(4, 5, 3)), NIW(p_do=1.0)
+    clients, network, algorithm = labelled(9, 6, 4), Network(mlp(4, 5, 3)), EmpiricalBayes(p_do=1.0)
     problem, plan = (
         Problem(network, Categorical(3), Federation(3, 19, 3)),
         dataclasses.replace(plan_of(2, 4), train_head=True),
@@ -209,7 +211,7 @@ def test_a_likelihood_that_cannot_draw_targets_is_refused_before_the_first_round
         loss, score, predictive = Categorical.loss, Categorical.score, Categorical.predictive
 
     with pytest.raises(InputError, match=r"Own.*dof=full"):
-        NIW().start(Problem(Network(mlp(4, 5, 3)), Own(), Federation(1, 4, 3)), RNG)  # type: ignore[arg-type]
+        EmpiricalBayes().start(Problem(Network(mlp(4, 5, 3)), Own(), Federation(1, 4, 3)), RNG)  # type: ignore[arg-type]
 
 
 def test_averaged_iterates_are_the_personal_mean() -> None:
@@ -226,7 +228,9 @@ def test_averaged_iterates_are_the_personal_mean() -> None:
         "personal_epochs": 3,
     }
     runs = {
-        share: fedhb.fit(module, clients, NIW(average=share, p_do=1.0, num_samples=0), **settings)
+        share: fedhb.fit(
+            module, clients, EmpiricalBayes(average=share, p_do=1.0, num_samples=0), **settings
+        )
         for share in (0.0, 1.0)
     }
     x, y = clients.train.examples(0)

@@ -83,7 +83,12 @@ def test_cohorts_are_drawn_without_replacement_each_as_likely_as_any_other():
 
 def test_running_statistics_are_not_noised_but_refused():
     """A variance may come out negative, and the network then predicts NaN."""
-    options = {"rounds": 1, "progress": False, "privacy": fedhb.Privacy(noise=1.0), "evaluate_on": None}
+    options = {
+        "rounds": 1,
+        "progress": False,
+        "privacy": fedhb.Privacy(noise=1.0),
+        "evaluate_on": None,
+    }
     for batch_norm in ("running", "batch"):
         context = (
             pytest.raises(InputError, match=r"dp_noise.*statistics")
@@ -98,9 +103,17 @@ def test_running_statistics_are_not_noised_but_refused():
 def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_path):
     who, options = (
         builders.clients(),
-        {"rounds": 4, "fraction": 0.5, "progress": False, "checkpoint_every": 1, "privacy": fedhb.Privacy(noise=1.0)},
+        {
+            "rounds": 4,
+            "fraction": 0.5,
+            "progress": False,
+            "checkpoint_every": 1,
+            "privacy": fedhb.Privacy(noise=1.0),
+        },
     )
-    run = fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "a", **options)
+    run = fedhb.fit(
+        builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "a", **options
+    )
     spent = run.result["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon(1.0, 6, 3, 4, 1e-5)) and spent["delta"] == 1e-5
     lines = [
@@ -124,16 +137,23 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
         fedhb.fit(
             builders.mlp(torch.float32),
             who,
-            fedhb.NIW(),
+            fedhb.EmpiricalBayes(),
             out=tmp_path / "b",
             callbacks=[Stop()],
             **options,
         )
     resumed = fedhb.fit(
-        builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "b", resume=True, **options
+        builders.mlp(torch.float32),
+        who,
+        fedhb.EmpiricalBayes(),
+        out=tmp_path / "b",
+        resume=True,
+        **options,
     )
     assert builders.same_bits(resumed.state.server, run.state.server)
-    other = fedhb.fit(builders.mlp(torch.float32), who, fedhb.NIW(), out=tmp_path / "c", **options)
+    other = fedhb.fit(
+        builders.mlp(torch.float32), who, fedhb.EmpiricalBayes(), out=tmp_path / "c", **options
+    )
     assert not builders.same_bits(other.state.server, run.state.server), (
         "the noise does not follow from the seed"
     )
@@ -197,7 +217,7 @@ def test_a_key_that_could_not_be_written_is_not_there(tmp_path, monkeypatch):
 
 def test_chunks_do_not_matter():
     """Each client is clipped for itself, whoever it is trained beside."""
-    algorithm = Private(fedhb.NIW(), privacy())
+    algorithm = Private(fedhb.EmpiricalBayes(), privacy())
     who = builders.clients()
     problem = builders.problem(None, who)
     server = algorithm.start(problem, Randomness(0))
@@ -211,8 +231,8 @@ def test_chunks_do_not_matter():
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(ALGORITHMS) - {"niw", "mixture", "fedavg", "fedprox", "fedbabu"})
+    "name", sorted(set(ALGORITHMS) - {"empirical-bayes", "mixture", "fedavg", "fedprox", "fedbabu"})
 )
 def test_other_algorithms_are_refused(name):
-    with pytest.raises(InputError, match=r"niw.*mixture"):
+    with pytest.raises(InputError, match=r"empirical-bayes.*mixture"):
         Private(fedhb.algorithms.build(name), privacy())

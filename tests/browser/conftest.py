@@ -42,7 +42,7 @@ def pages(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("runs")
     sources = {
-        "niw": finished.one(folder / "niw", "niw"),
+        "empirical-bayes": finished.one(folder / "empirical-bayes", "empirical-bayes"),
         "mixture": finished.one(folder / "mixture", "mixture"),
     }
     sources["regression"] = finished.regression(folder / "regression")

@@ -17,7 +17,7 @@ from fedhb.report.page import write
 SHOTS = {
     "demo": ("desktop", "light", [None]),
     "fashion": ("desktop", "light", [None, "learning", "clients", "uncertainty"]),
-    "niw": ("desktop", "dark", ["posterior"]),
+    "empirical-bayes": ("desktop", "dark", ["posterior"]),
     "mixture": ("desktop", "light", ["posterior"]),
     "demo-phone": ("phone", "dark", [None]),
 }
@@ -28,7 +28,7 @@ SIZES = {"desktop": {"width": 1200, "height": 800}, "phone": {"width": 390, "hei
 def main(folder: Path) -> None:
     """Make the pages from runs/, and a picture of each."""
     pages = {"demo": ["runs/demo"], "demo-phone": ["runs/demo"], "fashion": ["runs/fashion"]}
-    pages |= {name: [f"runs/demo/{name}-seed0"] for name in ("niw", "mixture")}
+    pages |= {name: [f"runs/demo/{name}-seed0"] for name in ("empirical-bayes", "mixture")}
     path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as driver:

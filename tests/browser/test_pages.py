@@ -10,7 +10,7 @@ import pytest
 
 PHONE = {"width": 390, "height": 844}
 pytestmark = pytest.mark.browser
-NAMES = ("niw", "mixture", "comparison")
+NAMES = ("empirical-bayes", "mixture", "comparison")
 
 
 def marks(page, plot):
@@ -132,7 +132,7 @@ def test_methods_are_switched_off_and_on_everywhere(show):
 
 
 def test_the_horizontal_axis_can_be_what_was_sent(show):
-    with show("niw") as (page, _, _):
+    with show("empirical-bayes") as (page, _, _):
         page.get_by_role("button", name="bytes sent").click()
         option = page.evaluate(
             "(() => { const o = fedhb.charts.get('curve-loss').getOption(); return [o.xAxis[0].name, o.series[0].data]; })()"
@@ -165,7 +165,7 @@ def test_light_and_dark(show):
     def ground(page):
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
-    with show("niw", scheme="light") as (page, _, _):
+    with show("empirical-bayes", scheme="light") as (page, _, _):
         light = ground(page)
         page.locator("#theme").click()
         assert (
@@ -176,14 +176,14 @@ def test_light_and_dark(show):
         assert ink == page.evaluate(
             "getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()"
         )
-    with show("niw", scheme="dark") as (page, _, _):
+    with show("empirical-bayes", scheme="dark") as (page, _, _):
         assert ground(page) != light
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(show, scheme):
     """WCAG 2.2, 1.4.3: 4.5 to 1 for text."""
-    with show("niw", scheme=scheme) as (page, _, _):
+    with show("empirical-bayes", scheme=scheme) as (page, _, _):
         ratios = page.evaluate(
             """() => { const at = (n) => getComputedStyle(document.documentElement).getPropertyValue(n).trim();
             const light = (h) => { const p = [1, 3, 5].map((k) => parseInt(h.slice(k, k + 2), 16) / 255)
@@ -206,7 +206,7 @@ def test_the_page_can_be_walked_through_with_the_keyboard(show):
                     "(document.activeElement.textContent || '').trim().slice(0, 20) || document.activeElement.tagName"
                 )
             )
-        assert seen[0] == "Skip to the results" and "niw" in seen and "rounds" in seen
+        assert seen[0] == "Skip to the results" and "empirical-bayes" in seen and "rounds" in seen
 
 
 def test_no_call_has_as_many_arguments_as_there_are_points(show):

@@ -18,14 +18,24 @@ def test_train_and_compare_give_each_algorithm_its_own_training(run, tmp_path, m
     monkeypatch.setattr(FedBABU, "training", {"lr": 0.02})
     assert run("train", *SMALL, "--algorithm", "fedbabu", "--out", "t")[0] == 0
     assert (
-        run("compare", *SMALL, "--algorithms", "niw,fedbabu", "--seeds", "0", "--out", "c")[0] == 0
+        run(
+            "compare",
+            *SMALL,
+            "--algorithms",
+            "empirical-bayes,fedbabu",
+            "--seeds",
+            "0",
+            "--out",
+            "c",
+        )[0]
+        == 0
     )
     assert (
         run(
             "compare",
             *SMALL,
             "--algorithms",
-            "niw,fedbabu",
+            "empirical-bayes,fedbabu",
             "--seeds",
             "0",
             "--lr",
@@ -37,9 +47,9 @@ def test_train_and_compare_give_each_algorithm_its_own_training(run, tmp_path, m
     )
     found = {
         name: Settings.resolve(tmp_path / name / "settings.toml", {}).training.lr
-        for name in ("t", "c/niw-seed0", "c/fedbabu-seed0")
+        for name in ("t", "c/empirical-bayes-seed0", "c/fedbabu-seed0")
     }
-    assert found == {"t": 0.02, "c/niw-seed0": 0.1, "c/fedbabu-seed0": 0.02}
+    assert found == {"t": 0.02, "c/empirical-bayes-seed0": 0.1, "c/fedbabu-seed0": 0.02}
     t, c, d = (
         json.loads((tmp_path / n / "result.json").read_text())
         for n in ("t", "c/fedbabu-seed0", "d/fedbabu-seed0")
@@ -78,14 +88,16 @@ def test_a_run_that_diverges_does_not_keep_the_others_from_being_run(run, tmp_pa
 
 def test_compare_predict_personalise(run, tmp_path):
     code, printed = run(
-        "compare", *SMALL, "--algorithms", "niw,fedbabu", "--seeds", "0,1", "--out", "c"
+        "compare", *SMALL, "--algorithms", "empirical-bayes,fedbabu", "--seeds", "0,1", "--out", "c"
     )
     assert code == 0
-    for word in ("niw", "fedbabu", "global accuracy", "personalised ece", "±"):
+    for word in ("empirical-bayes", "fedbabu", "global accuracy", "personalised ece", "±"):
         assert word.split()[0] in printed
     rows = json.loads((tmp_path / "c/comparison.json").read_text())["rows"]
     mine = [
-        json.loads((tmp_path / f"c/niw-seed{s}/result.json").read_text())["global"]["accuracy"]
+        json.loads((tmp_path / f"c/empirical-bayes-seed{s}/result.json").read_text())["global"][
+            "accuracy"
+        ]
         for s in (0, 1)
     ]
     assert rows[0]["global"]["accuracy"] == {
@@ -93,7 +105,7 @@ def test_compare_predict_personalise(run, tmp_path):
         "std": pytest.approx(np.std(mine, ddof=1)),
     }
     code, printed = run(
-        "compare", *SMALL, "--algorithms", "niw,fedbabu", "--seeds", "0,1", "--out", "c"
+        "compare", *SMALL, "--algorithms", "empirical-bayes,fedbabu", "--seeds", "0,1", "--out", "c"
     )
     assert code == 2 and "--resume" in printed
 
@@ -101,11 +113,13 @@ def test_compare_predict_personalise(run, tmp_path):
     x = rng.integers(0, 17, (30, 1, 8, 8), dtype=np.uint8)
     np.save(tmp_path / "x.npy", x)
     np.savez(tmp_path / "mine.npz", x=x, y=rng.integers(0, 10, 30), split=np.arange(30) % 3 == 0)
-    assert run("predict", "c/niw-seed0", "x.npy")[0] == 0
+    assert run("predict", "c/empirical-bayes-seed0", "x.npy")[0] == 0
     saved = np.load(tmp_path / "x.predictions.npz")
     assert saved["probabilities"].shape == (30, 10) and saved["entropy"].shape == (30,)
     assert np.allclose(saved["probabilities"].sum(1), 1, atol=1e-5)
-    code, printed = run("personalise", "c/niw-seed0", "--data", "mine.npz", "--out", "me")
+    code, printed = run(
+        "personalise", "c/empirical-bayes-seed0", "--data", "mine.npz", "--out", "me"
+    )
     assert code == 0 and "20 examples" in printed and "10 test examples" in printed
     assert run("predict", "me", "x.npy", "--out", "me.npz")[0] == 0
     assert not np.allclose(np.load(tmp_path / "me.npz")["probabilities"], saved["probabilities"])

@@ -99,7 +99,15 @@ def test_lists(run):
     code, printed = run("algorithms")
     assert code == 0 and all(
         word in printed
-        for word in ("niw", "mixture", "fedavg", "fedprox", "fedbabu", "kl_weight", "sigma2")
+        for word in (
+            "empirical-bayes",
+            "mixture",
+            "fedavg",
+            "fedprox",
+            "fedbabu",
+            "kl_weight",
+            "sigma2",
+        )
     )
     code, printed = run("data")
     assert code == 0 and "digits" in printed and "fedhb data get" in printed
@@ -108,15 +116,15 @@ def test_lists(run):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--set", "niw.kl_wait=1"], ["niw", "'kl_wait'", "'kl_weight'"]),
-        (["--set", "nope.x=1"], ["'nope'", "niw"]),
-        (["--set", "niw"], ["TABLE.KEY=VALUE"]),
-        (["--set", "fedavg.nosuch=3"], ["'fedavg.nosuch=3'", "niw"]),
+        (["--set", "empirical-bayes.kl_wait=1"], ["empirical-bayes", "'kl_wait'", "'kl_weight'"]),
+        (["--set", "nope.x=1"], ["'nope'", "empirical-bayes"]),
+        (["--set", "empirical-bayes"], ["TABLE.KEY=VALUE"]),
+        (["--set", "fedavg.nosuch=3"], ["'fedavg.nosuch=3'", "empirical-bayes"]),
         (["--device", "meta"], ["device='meta'", "cpu"]),
         (["--batch-size", "9" * 25], ["batch_size=9999"]),
         (["--dp-noise", "1", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
-        (["--set", "niw.dof=half"], ["niw.dof='half'", "per_coordinate"]),
-        (["--algorithm", "nwi"], ["'nwi'", "'niw'"]),
+        (["--set", "empirical-bayes.dof=half"], ["empirical-bayes.dof='half'", "per_coordinate"]),
+        (["--algorithm", "nwi"], ["'nwi'", "'empirical-bayes'"]),
         (["--dataset", "digit"], ["'digit'", "digits"]),
         (["--fraction", "1.5"], ["fraction=1.5"]),
         (["--rounds", "0"], ["rounds=0"]),
@@ -182,7 +190,7 @@ def test_the_installed_command():
     ended = subprocess.run(
         [sys.executable, "-m", "fedhb", "algorithms"], capture_output=True, text=True, check=True
     )
-    assert "niw" in ended.stdout
+    assert "empirical-bayes" in ended.stdout
 
 
 def test_what_is_spent_of_privacy_is_told(run, tmp_path):

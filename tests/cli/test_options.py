@@ -27,7 +27,7 @@ def test_help_tells_every_default(run, monkeypatch):
 
 def test_flags_override_the_file_and_the_resolved_file_gives_the_same_run(run, tmp_path):
     (tmp_path / "s.toml").write_text(
-        'algorithm = "niw"\nrounds = 99\nseed = 3\n[niw]\nkl_weight = 0.01\n'
+        'algorithm = "empirical-bayes"\nrounds = 99\nseed = 3\n[niw]\nkl_weight = 0.01\n'
     )
     assert run("train", "s.toml", *SMALL, "--out", "a")[0] == 0
     assert run("train", "a/settings.toml", "--out", "b")[0] == 0
@@ -40,7 +40,7 @@ def test_flags_override_the_file_and_the_resolved_file_gives_the_same_run(run, t
     )
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--algorithm", "niw"), ("--seed", "7")])
+@pytest.mark.parametrize(("flag", "value"), [("--algorithm", "empirical-bayes"), ("--seed", "7")])
 def test_a_comparison_has_no_flag_for_one_of_what_it_takes_several_of(run, tmp_path, flag, value):
     code, printed = run("compare", *SMALL, flag, value, "--out", "c")
     assert code == 2 and f"{flag}s" in printed and not (tmp_path / "c").exists()

@@ -67,8 +67,8 @@ def test_a_personal_model_is_not_the_best_global_prediction():
             "personalised": metrics,
         }
 
-    table = comparison_table([row("fedpop", 0.9), row("niw", 0.8)], "")
+    table = comparison_table([row("fedpop", 0.9), row("empirical-bayes", 0.8)], "")
     assert list(table.columns[1].cells) == ["0.9000", "[bold]0.8000[/bold]"]
     assert list(table.columns[2].cells) == ["[bold]0.9000[/bold]", "0.8000"]
     assert "fedpop" in str(table.caption)
-    assert comparison_table([row("niw", 0.8)], "").caption is None
+    assert comparison_table([row("empirical-bayes", 0.8)], "").caption is None

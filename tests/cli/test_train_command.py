@@ -38,7 +38,7 @@ def test_the_command_line_logs_every_run_of_a_comparison(monkeypatch, tmp_path, 
             "compare",
             *FLAGS,
             "--algorithms",
-            "niw,fedavg",
+            "empirical-bayes,fedavg",
             "--seeds",
             0,
             "--out",
@@ -48,12 +48,12 @@ def test_the_command_line_logs_every_run_of_a_comparison(monkeypatch, tmp_path, 
         )
         == 0
     )
-    for name in ("niw", "fedavg"):
+    for name in ("empirical-bayes", "fedavg"):
         assert len((out / f"{name}-seed0/log.csv").read_text().splitlines()) == 3
     said = capsys.readouterr().err
     assert (
         "\x1b" not in said
-        and "niw seed 0: round 2/2" in said
+        and "empirical-bayes seed 0: round 2/2" in said
         and "fedavg seed 0: global accuracy" in said
     )  # lines for a log
 

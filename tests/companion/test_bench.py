@@ -20,7 +20,7 @@ import torch
 
 from fedhb.algorithms import ALGORITHMS
 from fedhb.cli import main
-from fedhb.network.nets.mobilenet import Same
+from fedhb.network.nets.mobilenet import FastConvolution
 from fedhb_paper.bench import flower_peer, machine, measure, side_by_side, w1, w2, w3, w4
 from fedhb_paper.bench.bench_task import Task
 from fedhb_paper.bench.memory_use import PeakMemory, own_processes, resident_bytes
@@ -40,7 +40,7 @@ CONTENDERS = {
     "handwritten",
     "fedavg",
     "fedbabu",
-    "niw",
+    "empirical-bayes",
     "mixture",
 }
 
@@ -94,18 +94,20 @@ def test_all_works_and_their_results(bench, tmp_path):
             assert work["ratio"][contender] == pytest.approx(
                 work["plain_torch_1"] / work[contender]
             )
-        assert work["niw_over_fedbabu"]["ratio"] == pytest.approx(work["niw"] / work["fedbabu"])
+        assert work["niw_over_fedbabu"]["ratio"] == pytest.approx(
+            work["empirical-bayes"] / work["fedbabu"]
+        )
         assert len(work["mixture_over_fedbabu"]["quartiles"]) == 2
     assert list(results["W1"]["algorithms"]) == list(ALGORITHMS)
     assert results["W1"]["algorithms"]["fedbabu"]["ratio"] == 1.0
     assert results["W2"]["scale"] == pytest.approx(500 / 3)
-    for name in ("fedavg", "niw", "mixture"):
+    for name in ("fedavg", "empirical-bayes", "mixture"):
         assert set(results["W3"][name]) == set(results["W3"]["peak_bytes"][name]) == {"2", "3"}
         one_pass = 3 * results["W3"]["upload_bytes"][name] / results["W3"]["bandwidth_bytes"]
         assert results["W3"]["ratio"][name]["3"] == pytest.approx(
             one_pass / results["W3"][name]["3"]
         )
-    for name in ("fedavg", "niw"):
+    for name in ("fedavg", "empirical-bayes"):
         assert set(results["W4"][name]) == set(results["W4"]["round_bytes"][name]) == {"10", "40"}
         assert results["W4"]["ratio"][name]["10"] == 1.0
 
@@ -194,8 +196,8 @@ def test_all_do_the_same_work_by_the_protocol_of_the_cifar_experiments():
     )
     plain, processes, ours = (rounds_of(c, 1) for c in contenders)
     assert agreement(ours, plain) < 1e-6 and agreement(processes, plain) < 1e-6
-    assert not any(isinstance(module, Same) for module in task.ordinary().modules())
-    assert any(isinstance(module, Same) for module in task.model().modules())
+    assert not any(isinstance(module, FastConvolution) for module in task.ordinary().modules())
+    assert any(isinstance(module, FastConvolution) for module in task.model().modules())
     moved = replace(task, lr=0.01, batch_size=6)  # a step of each client
     plain, ours = (
         rounds_of(c, 1)

@@ -205,7 +205,7 @@ def test_the_printed_numbers_are_of_cells_and_variants_that_there_are():
 def test_a_cell_is_named_by_its_parts():
     experiment = experiments.load(REPOSITORY, "cifar_body").scaled([Scale(0.25)])
     keys = experiments.choose(
-        experiment, cells=["s=100,f=0.1,tau=1"], algorithms=["niw", "fedbabu"]
+        experiment, cells=["s=100,f=0.1,tau=1"], algorithms=["empirical-bayes", "fedbabu"]
     )
     assert {key["cell"] for key in keys} == {"s=100 f=0.1 tau=1 width=0.25"} and len(keys) == 2 * 3
     assert experiment.resolved(keys[0])["model.width"] == 0.25

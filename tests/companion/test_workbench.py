@@ -12,8 +12,8 @@ from small_experiment import SETTINGS, Silent, complete, lines, plain, write
 
 from fedhb.errors import DivergedError
 from fedhb.runs import records
-from fedhb_paper import cells, experiments, table, workbench
 from fedhb.runs.progress import JobProgress
+from fedhb_paper import cells, experiments, table, workbench
 
 
 def test_a_record_says_how_it_came_about(tmp_path):
@@ -24,7 +24,7 @@ def test_a_record_says_how_it_came_about(tmp_path):
     assert record["key"] == {"cell": "one", "variant": "niw S=0", "seed": 0}
     assert set(record["result"]["global"]) == {"accuracy", "nll", "brier", "ece"}
     assert (
-        record["settings"]["niw.num_samples"] == 0
+        record["settings"]["empirical-bayes.num_samples"] == 0
         and record["settings"]["rounds"] == 3
         and record["settings"]["model.hidden"] == 8
     )
@@ -187,17 +187,20 @@ def test_a_setting_that_is_new_matters_only_where_it_is_not_what_there_was_befor
 
 def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
     now = {
-        "niw.dof": "per_layer",
-        "niw.relax": True,
-        "niw.along": True,
-        "niw.same_steps": True,
+        "empirical-bayes.dof": "per_layer",
+        "empirical-bayes.relax": True,
+        "empirical-bayes.along": True,
+        "empirical-bayes.same_steps": True,
         "lr": 0.1,
     }
-    record = {"settings": {"niw.dof": "per_layer", "niw.relax": True}}
-    assert records.changed(record, now, cells.effective) == ["niw.along", "niw.same_steps"]
+    record = {"settings": {"empirical-bayes.dof": "per_layer", "empirical-bayes.relax": True}}
+    assert records.changed(record, now, cells.effective) == [
+        "empirical-bayes.along",
+        "empirical-bayes.same_steps",
+    ]
     for other in (
-        {"niw.relax": False, "niw.same_steps": False},
-        {"niw.dof": "full"},
+        {"empirical-bayes.relax": False, "empirical-bayes.same_steps": False},
+        {"empirical-bayes.dof": "full"},
     ):  # where it does nothing
         assert (
             records.changed({"settings": record["settings"] | other}, now | other, cells.effective)
@@ -205,7 +208,9 @@ def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
         )
         assert (
             records.changed(
-                {"settings": now | other}, now | other | {"niw.along": False}, cells.effective
+                {"settings": now | other},
+                now | other | {"empirical-bayes.along": False},
+                cells.effective,
             )
             == []
         )

@@ -34,7 +34,7 @@ def test_algorithms_without_memory_store_none(name):
     assert fit(CASES[name], None, rounds=2).state.store.memories == {}
 
 
-@pytest.mark.parametrize("name", ["niw-last", "mixture-last"])
+@pytest.mark.parametrize("name", ["empirical-bayes-last", "mixture-last"])
 def test_a_client_begins_where_it_ended(name):
     """Its second update, with a step of size zero, finds what it remembers; a client without memory
     finds the centre.

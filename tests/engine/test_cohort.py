@@ -61,10 +61,12 @@ def test_the_summary_does_not_grow_with_the_cohort():
             )
         assert largest[4] == largest[12] and summed[4] == summed[12], name
         if name in (
-            "niw-body",
+            "empirical-bayes-body",
             "fedavg-body",
         ):  # NIW: sums of differences and of squares; FedAvg: of differences
-            assert summed[4] // prob.network.num_params == (2 if name == "niw-body" else 1)
+            assert summed[4] // prob.network.num_params == (
+                2 if name == "empirical-bayes-body" else 1
+            )
 
 
 def sizes(network: Any) -> tuple[int, int]:
@@ -76,12 +78,12 @@ def test_bytes_are_those_of_the_vectors_sent(dtype):
     who, prob = clients(), problem(mlp(dtype))
     d, h = sizes(prob.network)
     expected = {
-        "niw-body": (
+        "empirical-bayes-body": (
             d + 4,
             d + 13,
         ),  # two variances a tensor; of curvature, time and the way of few steps 3 + 5 L numbers
         "niw-full": (d + h + 8, d + h + 23),
-        "niw-last": (d + h + 8, d + h + 23),
+        "empirical-bayes-last": (d + h + 8, d + h + 23),
         "niw-printed-body": (2 * d, d),
         "niw-printed-full": (2 * d + h, d + h),
         "mixture-body": (3 * d, 2 * d),

@@ -40,7 +40,7 @@ def test_memories_cost_no_file_handles(processes):
     """Shared memory would keep a handle open for every array of every client that remembers."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    algorithm, who = CASES["niw-last"], clients([2] * 60)
+    algorithm, who = CASES["empirical-bayes-last"], clients([2] * 60)
     prob, store = problem(who=who), ClientStore()
     resource.setrlimit(resource.RLIMIT_NOFILE, (96, hard))
     try:
@@ -56,7 +56,7 @@ def test_memories_cost_no_file_handles(processes):
 
 def test_a_worker_that_dies_is_replaced_by_the_others(processes, caplog):
     """Its chunk is trained again: the numbers are those of an undisturbed round."""
-    algorithm, who, prob = CASES["niw-last"], clients(), problem()
+    algorithm, who, prob = CASES["empirical-bayes-last"], clients(), problem()
     results_ = []
     for victim in (False, True):
         store = ClientStore()

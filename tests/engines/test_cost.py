@@ -138,26 +138,32 @@ def a_step(
     [
         ("fedbabu", 0.0, 1),  # the product of the backward pass takes the step itself
         ("fedbabu", 0.9, 2),  # it goes into the velocity, which then moves the weights
-        ("niw", 0.0, 2),  # and the pull
-        ("niw", 0.9, 4),
+        ("empirical-bayes", 0.0, 2),  # and the pull
+        ("empirical-bayes", 0.9, 4),
         ("fedprox", 0.0, 2),
         ("mixture", 0.0, 3),  # two networks, and the pull in one product
         ("mixture", 0.9, 6),
     ],
 )
 def test_passes_over_the_weights(name, momentum, passes):
-    options = {"p_do": 1.0} if name == "niw" else {"update": "body"} if name == "fedprox" else {}
+    options = (
+        {"p_do": 1.0}
+        if name == "empirical-bayes"
+        else {"update": "body"}
+        if name == "fedprox"
+        else {}
+    )
     _, written, allocated, _ = a_step(name, momentum, **options)
     assert written == pytest.approx(passes, abs=0.1)
     # a block of what pulls the weights, and of the mean of the prototypes, is new memory that stays
     # in the cache
     assert allocated == pytest.approx(
-        {("niw", 0.9): 1, ("mixture", 0.9): 1}.get((name, momentum), 0), abs=0.1
+        {("empirical-bayes", 0.9): 1, ("mixture", 0.9): 1}.get((name, momentum), 0), abs=0.1
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("fedavg", 21), ("fedbabu", 18), ("niw", 28), ("mixture", 40)]
+    ("name", "most"), [("fedavg", 21), ("fedbabu", 18), ("empirical-bayes", 28), ("mixture", 40)]
 )
 def test_operations_of_a_step(name, most):
     calls, *_ = a_step(name, 0.0)

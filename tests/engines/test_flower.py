@@ -23,10 +23,10 @@ from fedhb.runs.from_settings import make_clients, train
 from fedhb.runs.load import load
 
 CASES = {name: {} for name in ALGORITHMS if name != "centralised"} | {
-    "niw-last": {"niw": {"begin": "last"}},
-    "niw-defended": {"defence": "default", "fraction": 1.0},
+    "empirical-bayes-last": {"empirical-bayes": {"begin": "last"}},
+    "empirical-bayes-defended": {"defence": "default", "fraction": 1.0},
     "mixture-defended": {"defence": "refuse,clip,winsorise,krum", "fraction": 1.0},
-    "niw-printed": {"niw": {"dof": "full", "kl_weight": 1e-4, "update": "body"}},
+    "niw-printed": {"empirical-bayes": {"dof": "full", "kl_weight": 1e-4, "update": "body"}},
 }
 
 
@@ -56,7 +56,7 @@ def test_every_algorithm_ends_where_the_simulator_does(tmp_path, case):
 
 
 def test_a_run_on_flower_is_loaded_like_any_other(tmp_path):
-    run = serve(*federation(small("niw"), tmp_path / "out"))
+    run = serve(*federation(small("empirical-bayes"), tmp_path / "out"))
     loaded = load(tmp_path / "out")
     x = np.random.default_rng(0).uniform(0, 16, size=(3, 1, 8, 8)).astype(np.float32)
     np.testing.assert_array_equal(loaded.predict(x), run.predict(x))
@@ -98,7 +98,7 @@ def test_pooling_is_refused(tmp_path):
         serve(grid, chosen)
 
 
-@pytest.mark.parametrize("algorithm", ["niw", "mixture"])
+@pytest.mark.parametrize("algorithm", ["empirical-bayes", "mixture"])
 def test_a_private_run_is_the_simulators_too(tmp_path, algorithm, monkeypatch):
     """With the same secret the same noise, on Flower as in one process, and the same epsilon."""
     pytest.importorskip("dp_accounting")

@@ -91,7 +91,7 @@ def test_clients_alone_learn() -> None:
     assert alone()["trained global"] > 0.15 and alone()["novel global"] > 0.15
 
 
-@pytest.mark.parametrize("name", ["niw", "pfedbayes", "fedpop"])
+@pytest.mark.parametrize("name", ["empirical-bayes", "pfedbayes", "fedpop"])
 def test_the_check_notices_a_server_that_does_not_learn(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,17 @@ def hospitals(seed: int) -> Clients:
 @pytest.mark.parametrize("batch_size", [20, 50])
 @pytest.mark.parametrize(
     "name",
-    ["niw", "mixture", "fedavg", "fedbabu", "pfedbayes", "fedpa", "fedem", "fedpop", "centralised"],
+    [
+        "empirical-bayes",
+        "mixture",
+        "fedavg",
+        "fedbabu",
+        "pfedbayes",
+        "fedpa",
+        "fedem",
+        "fedpop",
+        "centralised",
+    ],
 )
 def test_regression_learns_with_the_settings_of_classification(name, batch_size):
     """The loss of a mean and a noise is as steep as the noise is small, and training once leapt out
@@ -141,7 +151,7 @@ def test_regression_learns_with_the_settings_of_classification(name, batch_size)
         )  # a body under a fixed random head of two outputs has little to say
         assert result["global"]["rmse"] < 1.1 * deviation and metrics["rmse"] < least * deviation
         assert metrics["coverage"] > 0.65
-        if name == "niw":  # whose prior holds clients with few examples
+        if name == "empirical-bayes":  # whose prior holds clients with few examples
             pairs = zip(
                 result["per_client"]["personalised_rmse"],
                 result["per_client"]["global_rmse"],

@@ -31,27 +31,29 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path):
 
 def test_an_interrupted_run_loses_no_round_that_was_done(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        fit(fedhb.NIW(), tmp_path / "run", stop=3)
+        fit(fedhb.EmpiricalBayes(), tmp_path / "run", stop=3)
     run = fedhb.load(tmp_path / "run", model=mlp(torch.float32))
     assert run.state.done == 3 and [r["round"] for r in run.records] == [1, 2, 3]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
-    whole = fit(fedhb.NIW(), tmp_path / "run")
+    whole = fit(fedhb.EmpiricalBayes(), tmp_path / "run")
     files = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    again = fit(fedhb.NIW(), tmp_path / "run", stop=1, resume=True)
+    again = fit(fedhb.EmpiricalBayes(), tmp_path / "run", stop=1, resume=True)
     assert_same_run(again, whole)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()} == files
 
 
 def test_resuming_nothing_is_starting(tmp_path):
     (tmp_path / "empty").mkdir()
-    whole = fit(fedhb.NIW(), None)
+    whole = fit(fedhb.EmpiricalBayes(), None)
     assert same_bits(
-        fit(fedhb.NIW(), tmp_path / "absent", resume=True).state.server, whole.state.server
+        fit(fedhb.EmpiricalBayes(), tmp_path / "absent", resume=True).state.server,
+        whole.state.server,
     )
     assert same_bits(
-        fit(fedhb.NIW(), tmp_path / "empty", resume=True).state.server, whole.state.server
+        fit(fedhb.EmpiricalBayes(), tmp_path / "empty", resume=True).state.server,
+        whole.state.server,
     )
 
 
@@ -60,6 +62,6 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path):
     folder.mkdir()
     (folder / "settings.toml").write_text("")
     (folder / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
-    assert records(fit(fedhb.NIW(), folder, resume=True)) == records(
-        fit(fedhb.NIW(), tmp_path / "whole")
+    assert records(fit(fedhb.EmpiricalBayes(), folder, resume=True)) == records(
+        fit(fedhb.EmpiricalBayes(), tmp_path / "whole")
     )

@@ -30,7 +30,7 @@ def processes() -> Iterator[None]:
     "name",
     [
         "niw-full",
-        "niw-last",
+        "empirical-bayes-last",
         "mixture-three",
         "fedavg-full",
         "fedprox-body",
@@ -61,7 +61,9 @@ def test_two_workers_are_one(name, processes):
 
 
 def test_a_run_with_workers(tmp_path, processes):
-    one, two = (fit(fedhb.NIW(begin="last"), tmp_path / str(w), workers=w) for w in (1, 2))
+    one, two = (
+        fit(fedhb.EmpiricalBayes(begin="last"), tmp_path / str(w), workers=w) for w in (1, 2)
+    )
     # float32 weights: the order of the float64 sums may show in their last bit
     assert_close(two.state.server, one.state.server, 1e-6)
     assert two.result["communication"] == one.result["communication"]
@@ -70,7 +72,9 @@ def test_a_run_with_workers(tmp_path, processes):
     )
 
 
-@pytest.mark.parametrize("name", ["niw-last", "mixture-three", "fedbe-body", "pfedbayes-full"])
+@pytest.mark.parametrize(
+    "name", ["empirical-bayes-last", "mixture-three", "fedbe-body", "pfedbayes-full"]
+)
 def test_who_trains_a_chunk_does_not_matter(name, processes):
     """One process, several, and one that hands over to several: the same bits, because sums are
     added in the chunks' order.

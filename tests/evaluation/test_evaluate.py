@@ -23,7 +23,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_inputs_are_predicted_block_by_block(monkeypatch):
-    run = fit(None, None, fedhb.NIW(num_samples=3))
+    run = fit(None, None, fedhb.EmpiricalBayes(num_samples=3))
     whole = run.predict(X)
     small_blocks(monkeypatch)
     np.testing.assert_allclose(run.predict(X), whole, rtol=1e-6)
@@ -38,7 +38,7 @@ def test_batch_statistics_are_those_of_all_inputs_given(monkeypatch):
 
 def test_holdout_clients_are_evaluated_and_never_trained_on():
     known, novel = clients().hold_out(2, seed=0)
-    run = fit(None, known, fedhb.NIW(begin="last"), holdout=novel, fraction=1.0)
+    run = fit(None, known, fedhb.EmpiricalBayes(begin="last"), holdout=novel, fraction=1.0)
     assert set(run.result["holdout"]) >= {"global", "personalised"}
     assert len(run.result["holdout"]["per_client"]["global_accuracy"]) == 2
     assert len(run.result["per_client"]["global_accuracy"]) == 4
@@ -48,7 +48,7 @@ def test_holdout_clients_are_evaluated_and_never_trained_on():
         train=replace(novel.train, x=novel.train.x + 5),
         test=replace(novel.test, x=novel.test.x + 5),
     )
-    other = fit(None, known, fedhb.NIW(begin="last"), holdout=spoiled, fraction=1.0)
+    other = fit(None, known, fedhb.EmpiricalBayes(begin="last"), holdout=spoiled, fraction=1.0)
     assert torch.equal(other.state.server["m0"], run.state.server["m0"])
     assert (
         other.result["global"] == run.result["global"]
@@ -58,7 +58,15 @@ def test_holdout_clients_are_evaluated_and_never_trained_on():
 
 
 @pytest.mark.parametrize(
-    "name", ["niw-full", "niw-last", "mixture-three", "fedem-full", "fedpop-full", "fedbabu-body"]
+    "name",
+    [
+        "niw-full",
+        "empirical-bayes-last",
+        "mixture-three",
+        "fedem-full",
+        "fedpop-full",
+        "fedbabu-body",
+    ],
 )
 def test_clients_without_test_examples_train_and_are_left_out_of_the_means(name, tmp_path):
     every = fit(None, clients(), CASES[name], fraction=1.0)

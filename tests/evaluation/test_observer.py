@@ -42,7 +42,7 @@ def evaluation(path):
 
 
 def test_a_result_does_not_depend_on_what_is_recorded(clients, tmp_path):
-    for algorithm in (fedhb.NIW(), fedhb.Mixture(), fedhb.FedEM()):
+    for algorithm in (fedhb.EmpiricalBayes(), fedhb.Mixture(), fedhb.FedEM()):
         kept, plain = (
             fit(clients, algorithm, tmp_path / algorithm.name),
             fit(clients, algorithm, None),
@@ -52,7 +52,7 @@ def test_a_result_does_not_depend_on_what_is_recorded(clients, tmp_path):
 
 
 def test_every_client_and_every_metric_is_there(clients, tmp_path):
-    run = fit(clients, fedhb.NIW(), tmp_path / "x")
+    run = fit(clients, fedhb.EmpiricalBayes(), tmp_path / "x")
     found = evaluation(tmp_path / "x")
     assert found["clients"]["client"] == [0, 1, 2, 3, 4, 5]
     assert (

@@ -37,8 +37,8 @@ def evaluation(path):
 
 
 def test_the_layers_of_niw_and_the_prototypes_of_a_mixture(clients, tmp_path):
-    run = fit(clients, fedhb.NIW(), tmp_path / "niw")
-    found = evaluation(tmp_path / "niw")["posterior"]
+    run = fit(clients, fedhb.EmpiricalBayes(), tmp_path / "empirical-bayes")
+    found = evaluation(tmp_path / "empirical-bayes")["posterior"]
     u = run.state.server["V0"].double() / (run.problem.federation.num_examples + 3)
     assert found["prior_deviation"] == pytest.approx(u.sqrt().tolist(), rel=1e-4)
     assert len(found["spread"]) == len(run.problem.network.body_slots) and min(found["spread"]) > 0

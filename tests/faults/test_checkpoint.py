@@ -202,8 +202,8 @@ OTHERS = {
     "seed": ({"seed": 4}, "seed=4.*3"),
     "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg.*niw"),
     "setting": (
-        {"algorithm": fedhb.NIW(begin="last", kl_weight=0.5)},
-        r"niw\.kl_weight=0\.5.*1\.0",
+        {"algorithm": fedhb.EmpiricalBayes(begin="last", kl_weight=0.5)},
+        r"empirical-bayes\.kl_weight=0\.5.*1\.0",
     ),
     "weights": ({"model": mlp(torch.float32, seed=1)}, None),
     "network": ({"model": Wrapped(mlp(torch.float32))}, None),

@@ -99,7 +99,7 @@ def test_one_absurd_answer_is_refused(name, factor):
 
 def test_a_spoiled_memory_is_not_kept():
     """A client whose training breaks down begins the next round where it began this one."""
-    algorithm = Defended(CASES["niw-last"], IDLE)
+    algorithm = Defended(CASES["empirical-bayes-last"], IDLE)
     who, store, prob = clients(), ClientStore(), problem()
     x = who.train.x.clone()
     x[who.train.rows_of(2)] = math.nan
@@ -133,7 +133,7 @@ def test_a_client_that_lies_about_its_training_moves_little(lie):
     """NIW's prior and its weight decay are learned from few numbers that clients report beside
     their vectors.
     """
-    algorithm = Defended(fedhb.NIW(lambda0=1.0), Defence())
+    algorithm = Defended(fedhb.EmpiricalBayes(lambda0=1.0), Defence())
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
     found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 2).run(
@@ -202,7 +202,7 @@ def federation(count: int = 20) -> Clients:
 
 
 @pytest.mark.parametrize(("attack", "share"), list(itertools.product(ATTACKS, [0.1, 0.2])))
-@pytest.mark.parametrize("name", ["niw", "fedavg", "mixture"])
+@pytest.mark.parametrize("name", ["empirical-bayes", "fedavg", "mixture"])
 def test_the_default_defence_learns_what_the_clean_run_learns(name, attack, share):
     options: dict[str, Any] = {
         "rounds": 15,
@@ -256,7 +256,7 @@ def test_a_defended_run_is_resumed_to_the_same_bits(tmp_path):
         "evaluate_on": None,
     }
     options |= {"defence": "default", "resume": True, "checkpoint_every": 3}
-    hostile, who = attacked(fedhb.NIW(begin="last"), clients(), "scale", 0.2, seed=0)
+    hostile, who = attacked(fedhb.EmpiricalBayes(begin="last"), clients(), "scale", 0.2, seed=0)
     whole = fedhb.fit(mlp(torch.float32), who, hostile, out=tmp_path / "whole", **options)
 
     class Stop:

@@ -85,7 +85,7 @@ VALUES += [
     "checkpoint",
     "mlp",
     "mobilenet",
-    "niw",
+    "empirical-bayes",
     "fedem",
     "local",
 ]

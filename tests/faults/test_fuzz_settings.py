@@ -34,7 +34,7 @@ def bounded(monkeypatch) -> Iterator[None]:
 TOML = b"""
 # a comment
 dataset = "digits"
-algorithm = "niw"
+algorithm = "empirical-bayes"
 rounds = 3
 lr = 1e-2
 fraction = 0.5
@@ -117,7 +117,7 @@ def test_a_settings_file_has_a_bound(tmp_path):
 
 @many
 def test_overrides(path, rng):
-    text = "niw.p_do=" + "".join(
+    text = "empirical-bayes.p_do=" + "".join(
         rng.choice('[]{}="\n.#9-eainf_:T') for _ in range(rng.choice((3, 10, 5000)))
     )
     only_input_errors(lambda: Settings.resolve(None, {}, [text[rng.choice((0, 0, 0, 3, 5)) :]]))

@@ -150,7 +150,7 @@ def test_outputs_for_real_targets(outputs, likelihood, says):
         ),
         ({"evaluate_on": "tests"}, "evaluate_on='tests'"),
         ({"device": "gpu"}, "device='gpu'"),
-        ({"algorithm": fedhb.NIW(p_do=1.5)}, r"niw\.p_do=1.5"),
+        ({"algorithm": fedhb.EmpiricalBayes(p_do=1.5)}, r"empirical-bayes\.p_do=1.5"),
         ({"algorithm": fedhb.Mixture(num_prototypes=0)}, r"mixture\.num_prototypes=0"),
         ({"algorithm": fedhb.FedProx(mu=-1.0)}, r"fedprox\.mu=-1.0"),
     ],
@@ -202,7 +202,7 @@ def run() -> Any:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [fedhb.NIW(), fedhb.FedAvg()]
+    "algorithm", [fedhb.EmpiricalBayes(), fedhb.FedAvg()]
 )  # Mixture's proximal step stays stable
 def test_a_learning_rate_far_too_large(algorithm, tmp_path):
     """The run ends with an error, and no checkpoint holds the damage."""

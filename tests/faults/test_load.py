@@ -89,7 +89,7 @@ def flat(rounds: list[list[float]], megabytes: float) -> None:
     assert after < 3 * before + 0.01, (before, after)  # other work may slow any part of the run
 
 
-@pytest.mark.parametrize("algorithm", ["niw", "fedavg", "mixture"])
+@pytest.mark.parametrize("algorithm", ["empirical-bayes", "fedavg", "mixture"])
 def test_many_rounds(algorithm, tmp_path, record_property):
     rounds = measured(
         clients=20,
@@ -110,7 +110,7 @@ def test_many_rounds_with_workers(record_property):
         examples=10,
         rounds=cases(10_000, least=60),
         fraction=0.5,
-        algorithm="niw",
+        algorithm="empirical-bayes",
         workers=2,
         settings=last,
     )
@@ -127,7 +127,7 @@ def test_many_clients_in_a_round(record_property):
             examples=5,
             rounds=3,
             fraction=share,
-            algorithm="niw",
+            algorithm="empirical-bayes",
             settings={"update": "full"},
         )
         for share in (0.1, 1.0)
@@ -141,7 +141,7 @@ def test_a_million_clients(tmp_path, record_property):
     takes no room.
     """
     many, count, last = cases(1_000_000, least=20_000), cases(100, least=20), {"begin": "last"}
-    given = {"rounds": 30, "algorithm": "niw", "settings": last, "examples": 2}
+    given = {"rounds": 30, "algorithm": "empirical-bayes", "settings": last, "examples": 2}
     rounds = measured(
         clients=many, fraction=count / many, out=str(tmp_path / "run"), every=30, **given
     )

@@ -94,7 +94,7 @@ def test_a_clients_pull_is_towards_a_mean_of_prototypes(scale, apart, K, d, sigm
 
 @many
 @given(
-    scale=SCALES, centre=SCALES, d=SIZES, count=st.integers(1, 20), name=st.sampled_from(["niw", "printed", "mixture", "fedavg"]),
+    scale=SCALES, centre=SCALES, d=SIZES, count=st.integers(1, 20), name=st.sampled_from(["empirical-bayes", "printed", "mixture", "fedavg"]),
     K=st.integers(1, 20), examples=st.sampled_from([1, 2, 100, 100_000]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
@@ -112,14 +112,14 @@ def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
         prob, federation=replace(prob.federation, num_clients=1000, num_examples=1000 * examples)
     )
     kinds = {
-        "niw": NIW(update="body"),
+        "empirical-bayes": EmpiricalBayes(update="body"),
         "printed": NIW(update="body", dof="full", kl_weight=1e-4, num_samples=1, average=0.0),
         "mixture": Mixture(update="body", num_prototypes=K if d > 1 else 1),
         "fedavg": FedAvg(update="body"),
     }
     algorithm, rng = kinds[name], Randomness(0, 1)
     server = algorithm.start(prob, rng)
-    key = {"niw": "m0", "printed": "m0", "mixture": "r", "fedavg": "theta"}[name]
+    key = {"empirical-bayes": "m0", "printed": "m0", "mixture": "r", "fedavg": "theta"}[name]
     server[key] = normal(tuple(server[key].shape), centre, seed, torch.float32)
     if not torch.isfinite(server[key]).all():
         return
@@ -134,7 +134,11 @@ def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
     }
     found |= {"kl": torch.ones(count, dtype=torch.float64)} if name == "mixture" else {}
     found |= {"beta": server["beta"].expand(count, -1)} if "beta" in server else {}
-    found |= {"curvature": torch.ones(count, 8, dtype=torch.float64)} if name == "niw" else {}
+    found |= (
+        {"curvature": torch.ones(count, 8, dtype=torch.float64)}
+        if name == "empirical-bayes"
+        else {}
+    )
     if not all(torch.isfinite(value).all() for value in found.values()):
         return
     summary = algorithm.summarise(prob, received, found, rng)

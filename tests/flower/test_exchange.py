@@ -21,7 +21,7 @@ from fedhb.flower.server_app import serve
 
 
 def test_an_answer_that_comes_twice_counts_once(tmp_path):
-    settings = small("niw", rounds=2, fraction=1.0)
+    settings = small("empirical-bayes", rounds=2, fraction=1.0)
     clean = serve(*federation(settings, tmp_path / "clean"))
     grid, chosen = federation(settings, tmp_path / "out")
     grid.fault = lambda client, message, reply: (
@@ -39,7 +39,7 @@ def test_an_answer_under_another_name_is_refused(tmp_path):
             reply.content["about"]["client"] = 0
         return [reply]
 
-    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out")
+    grid, chosen = federation(small("empirical-bayes", rounds=1, fraction=1.0), tmp_path / "out")
     grid.fault = fault
     assert serve(grid, chosen).records[0]["answered"] == [0, 1, 2]
     assert "answer of" in events(tmp_path / "out")[0]["detail"]
@@ -66,7 +66,7 @@ def inflated(kind: str, body: bytes):
 
 @pytest.mark.parametrize("kind", ["record", "arrays", "json", "array", "another object", "deep"])
 def test_an_answer_that_cannot_be_decoded_is_one_nodes_alone(tmp_path, kind):
-    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out")
+    grid, chosen = federation(small("empirical-bayes", rounds=1, fraction=1.0), tmp_path / "out")
     pull = grid.pull_messages
 
     def pulled(numbers):
@@ -85,7 +85,7 @@ def test_an_answer_that_cannot_be_decoded_is_one_nodes_alone(tmp_path, kind):
 
 
 def test_trouble_on_the_way_to_the_superlink_is_not_a_nodes(tmp_path):
-    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out")
+    grid, chosen = federation(small("empirical-bayes", rounds=1, fraction=1.0), tmp_path / "out")
 
     def pulled(numbers):
         raise httpx.ConnectError("connection refused")
@@ -96,7 +96,7 @@ def test_trouble_on_the_way_to_the_superlink_is_not_a_nodes(tmp_path):
 
 
 def test_an_answer_without_records_is_refused(tmp_path):
-    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out")
+    grid, chosen = federation(small("empirical-bayes", rounds=1, fraction=1.0), tmp_path / "out")
     pull = grid.pull_messages
 
     def pulled(numbers):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import tomllib
-from dataclasses import replace
 
 import numpy as np
 import pytest

@@ -23,7 +23,7 @@ def test_nodes_with_their_own_files_agree_by_sums_alone(tmp_path, regression):
     pooled file.
     """
     own_files(tmp_path, regression)
-    settings = small("niw", data=str(tmp_path / "all.npz"))
+    settings = small("empirical-bayes", data=str(tmp_path / "all.npz"))
     simulated = train(settings, tmp_path / "simulated", progress=False)
     chosen = config(settings.change(data=""), tmp_path / "flower")
     grid = Loopback(
@@ -75,7 +75,7 @@ def test_data_from_a_function_without_test_examples(tmp_path, monkeypatch):
 def test_the_run_cannot_choose_a_nodes_file(tmp_path):
     own_files(tmp_path, 0)
     grid, chosen = federation(
-        small("niw", data=str(tmp_path / "all.npz")), tmp_path / "out", patience=0.05
+        small("empirical-bayes", data=str(tmp_path / "all.npz")), tmp_path / "out", patience=0.05
     )
     with pytest.raises(InputError, match="0 of 4 nodes"):
         serve(grid, chosen)

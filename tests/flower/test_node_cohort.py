@@ -62,7 +62,7 @@ def doubled(found):
 
 def negative(found):
     """With the others' examples these sum to nothing."""
-    sizes = make_clients(small("niw"))[0].sizes
+    sizes = make_clients(small("empirical-bayes"))[0].sizes
     found["examples"][:] = int(sizes[2] - sizes.sum())
 
 
@@ -89,7 +89,7 @@ SPOILED = {
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_bad_answer_is_refused_and_named_and_enters_no_sum(tmp_path, what):
     change, reason = SPOILED[what]
-    settings = small("niw", rounds=1, fraction=1.0)
+    settings = small("empirical-bayes", rounds=1, fraction=1.0)
     grid, chosen = federation(settings, tmp_path / "out")
     grid.fault = spoiled(change)
     run = serve(grid, chosen)
@@ -148,7 +148,9 @@ def test_a_client_that_raises_or_says_nothing_is_left_out(tmp_path):
             return [Message(Error(2, "out of memory"), reply_to=message)]
         return [] if client == 1 else [reply]
 
-    grid, chosen = federation(small("niw", rounds=1, fraction=1.0), tmp_path / "out", deadline=0.3)
+    grid, chosen = federation(
+        small("empirical-bayes", rounds=1, fraction=1.0), tmp_path / "out", deadline=0.3
+    )
     grid.fault = fault
     run = serve(grid, chosen)
     assert run.records[0]["answered"] == [2, 3]
@@ -159,12 +161,15 @@ def test_a_client_that_raises_or_says_nothing_is_left_out(tmp_path):
 
 def test_the_simulator_is_not_disturbed(tmp_path):
     """These settings still train in one process."""
-    assert train(small("niw", rounds=1), tmp_path / "out", progress=False).result["rounds"] == 1
+    assert (
+        train(small("empirical-bayes", rounds=1), tmp_path / "out", progress=False).result["rounds"]
+        == 1
+    )
 
 
 def test_the_servers_memory_does_not_grow_with_the_cohort(tmp_path):
     """Answers are pulled one by one: never two at once."""
-    grid, chosen = federation(small("niw", fraction=1.0), tmp_path / "out")
+    grid, chosen = federation(small("empirical-bayes", fraction=1.0), tmp_path / "out")
     pulled, pull = [], grid.pull_messages
 
     def counting(ids):

@@ -13,7 +13,7 @@ from fedhb.flower.server_app import serve
 
 
 def test_another_key_cannot_take_a_clients_place(tmp_path):
-    settings = small("niw", rounds=1, fraction=1.0)
+    settings = small("empirical-bayes", rounds=1, fraction=1.0)
     chosen = config(settings, tmp_path / "out")
     grid = Loopback([{"partition-id": k} for k in (0, 1, 2, 3, 2)], chosen)
     run = serve(grid, chosen)

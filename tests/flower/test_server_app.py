@@ -20,7 +20,7 @@ from fedhb.flower.server_app import serve
 
 def test_too_few_answers_fail_the_round_and_it_is_tried_again(tmp_path):
     """The failed attempt leaves nothing behind: the end is that of a federation without faults."""
-    settings = small("niw", rounds=2, fraction=1.0)
+    settings = small("empirical-bayes", rounds=2, fraction=1.0)
     clean = serve(*federation(settings, tmp_path / "clean"))
     failing = iter([True] * 3)
 
@@ -45,7 +45,7 @@ def test_a_round_that_never_gets_enough_answers_ends_the_run_at_the_last_good_on
             else [reply]
         )
 
-    settings = small("niw", rounds=3, fraction=1.0)
+    settings = small("empirical-bayes", rounds=3, fraction=1.0)
     grid, chosen = federation(settings, tmp_path / "out", deadline=0.05, retries=1)
     grid.fault = fault
     with pytest.raises(FailedRoundError, match="2 attempts"):
@@ -58,7 +58,7 @@ def test_a_round_that_never_gets_enough_answers_ends_the_run_at_the_last_good_on
 
 
 def test_a_node_that_is_gone_is_not_asked_and_one_that_comes_back_is(tmp_path):
-    settings = small("niw", rounds=3, fraction=1.0)
+    settings = small("empirical-bayes", rounds=3, fraction=1.0)
     grid, chosen = federation(settings, tmp_path / "out")
 
     def fault(client, message, reply):
@@ -76,7 +76,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in the program may catch it and go on."""
 
 
-@pytest.mark.parametrize(("algorithm", "every"), [("niw", 2), ("fedpop", 3)])
+@pytest.mark.parametrize(("algorithm", "every"), [("empirical-bayes", 2), ("fedpop", 3)])
 def test_a_server_killed_at_any_call_resumes_to_the_same_bits(tmp_path, algorithm, every):
     """Every second or third push and pull of the run is once the last that the server does.
 
@@ -127,7 +127,7 @@ def test_a_private_runs_checkpoint_does_not_say_who_took_part(tmp_path):
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
-    grid, chosen = federation(small("niw", rounds=1), tmp_path / "out")
+    grid, chosen = federation(small("empirical-bayes", rounds=1), tmp_path / "out")
     serve(grid, chosen)
     with pytest.raises(InputError, match=r"run.*resume"):
         serve(grid, chosen)

@@ -34,11 +34,13 @@ def test_bytes_that_are_no_array_are_a_value_error(data):
 
 
 def test_small_values_stay_and_others_are_json():
-    config = to_config({"rounds": 3, "lr": 0.1, "name": "niw", "done": True, "ids": [1, 2]})
+    config = to_config(
+        {"rounds": 3, "lr": 0.1, "name": "empirical-bayes", "done": True, "ids": [1, 2]}
+    )
     assert dict(config) == {
         "rounds": 3,
         "lr": 0.1,
-        "name": "niw",
+        "name": "empirical-bayes",
         "done": True,
         "ids": json.dumps([1, 2]),
     }

@@ -45,14 +45,14 @@ def regression(path: Path) -> Path:
         y=x @ [1.0, 2.0, -1.0] + 0.3 * rng.normal(size=240),
         client=who,
     )
-    flags = {"algorithm": "niw", "data": str(path.parent / "sites.npz")}
+    flags = {"algorithm": "empirical-bayes", "data": str(path.parent / "sites.npz")}
     train(Settings.resolve(SMALL, flags), path, progress=False)
     return path
 
 
 def several(
     path: Path,
-    algorithms: tuple[str, ...] = ("niw", "mixture", "fedavg"),
+    algorithms: tuple[str, ...] = ("empirical-bayes", "mixture", "fedavg"),
     seeds: tuple[int, ...] = (0, 1),
 ) -> Path:
     """A comparison."""

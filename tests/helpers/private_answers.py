@@ -13,7 +13,7 @@ from fedhb.answers.privacy import FIXED, Privacy
 from fedhb.seeding import Randomness
 
 PRIVATE = {
-    "niw": fedhb.NIW(),
+    "empirical-bayes": fedhb.EmpiricalBayes(),
     "niw-full": fedhb.NIW(dof="full", update="full"),
     "niw-coordinate": fedhb.NIW(dof="per_coordinate", update="body"),
     "mixture": Mixture(num_prototypes=3, noise=0.3),

@@ -42,7 +42,7 @@ def fit(out: Path | None, after: Callable[[int], Any] = lambda done: None, **opt
     chosen |= {
         "model": mlp(torch.float32),
         "clients": clients(),
-        "algorithm": fedhb.NIW(begin="last"),
+        "algorithm": fedhb.EmpiricalBayes(begin="last"),
         "resume": True,
     }
     chosen |= {"callbacks": [After(after)]}

@@ -13,7 +13,7 @@ from problems import initial, labelled, mlp, normal, plan_of
 from torch import Tensor
 
 import fedhb
-from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms import EmpiricalBayes, Federation, Problem
 from fedhb.algorithms.empirical_bayes import variances
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network, Weights
@@ -176,14 +176,14 @@ def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) ->
         ends.append((u.item(), variances.personal_variance(seen, [d]).item()))
     (rounds, read_off), (alone, _) = ends
     assert alone == pytest.approx(truth, rel=0.15)
-    # NIW's clients are fitted under the variance of the rounds, which holds them together: nearer
+    # EmpiricalBayes's clients are fitted under the variance of the rounds, which holds them together: nearer
     # the truth than it, and low
     assert rounds < 0.5 * truth and rounds < read_off < 0.75 * truth
 
 
 def test_the_recorded_objective_is_least_at_the_learned_variance() -> None:
     clients, module = labelled(9, 6, 4, 7, 8), mlp(4, 5, 3)
-    algorithm = NIW(update="body", p_do=1.0)
+    algorithm = EmpiricalBayes(update="body", p_do=1.0)
     run = fedhb.fit(
         module,
         clients,

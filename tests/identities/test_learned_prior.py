@@ -1,4 +1,4 @@
-"""NIW's learned prior, by hand: two rounds of unequal clients of whom, in the second, only some
+"""EmpiricalBayes's learned prior, by hand: two rounds of unequal clients of whom, in the second, only some
 measure their curvature.
 """
 
@@ -12,7 +12,7 @@ import torch
 from problems import labelled, mlp, plan_of
 from torch import Tensor
 
-from fedhb.algorithms import NIW, Federation, Problem
+from fedhb.algorithms import EmpiricalBayes, Federation, Problem
 from fedhb.algorithms.empirical_bayes import variances
 from fedhb.algorithms.empirical_bayes.few_steps import FEW
 from fedhb.algorithms.empirical_bayes.server_step import FACTOR, LAST, factor
@@ -91,7 +91,7 @@ def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
         clients = replace(clients, train=replace(clients.train, y=own))
     N, total = len(SIZES), int(SIZES.sum())
     problem = Problem(network, Categorical(3), Federation(N, total, 3))
-    algorithm = NIW(p_do=1.0, kl_weight=kl_weight, lambda0=lambda0)
+    algorithm = EmpiricalBayes(p_do=1.0, kl_weight=kl_weight, lambda0=lambda0)
     plan = plan_of(epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=MOMENTUM, train_head=True)
     server, n0 = algorithm.start(problem, Randomness(1, 0)), total + 3.0
     u, scatter = torch.ones(4).double(), torch.zeros(4).double()

@@ -81,7 +81,9 @@ def test_single_examples_under_batch_norm_are_refused_before_the_first_round(bat
     )
 
 
-@pytest.mark.parametrize("algorithm", [fedhb.NIW(lambda0=1.0), fedhb.Mixture(shrink=True)])
+@pytest.mark.parametrize(
+    "algorithm", [fedhb.EmpiricalBayes(lambda0=1.0), fedhb.Mixture(shrink=True)]
+)
 def test_a_prior_that_shortens_weights_warns_of_running_statistics(algorithm):
     with pytest.warns(UserWarning, match="running statistics"):
         fit(batch_norm_net(torch.float32), clients([9] * 4), algorithm)

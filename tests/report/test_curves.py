@@ -18,11 +18,13 @@ def test_curves_are_those_of_the_runs(compared, page):
     rounds = [
         [
             json.loads(line)
-            for line in (compared / f"niw-seed{k}/rounds.jsonl").read_text().splitlines()
+            for line in (compared / f"empirical-bayes-seed{k}/rounds.jsonl")
+            .read_text()
+            .splitlines()
         ]
         for k in (0, 1)
     ]
-    mean = next(s for s in data_of(page)["plots"][0]["series"] if s["name"] == "niw")
+    mean = next(s for s in data_of(page)["plots"][0]["series"] if s["name"] == "empirical-bayes")
     assert mean["y"] == pytest.approx(
         [(a["loss"] + b["loss"]) / 2 for a, b in zip(*rounds, strict=True)], rel=1e-4
     )
@@ -38,7 +40,7 @@ def test_curves_are_those_of_the_runs(compared, page):
 
 
 def test_rounds_that_do_not_say_what_was_sent_have_their_curves(compared, tmp_path):
-    shutil.copytree(compared / "niw-seed0", tmp_path / "r")
+    shutil.copytree(compared / "empirical-bayes-seed0", tmp_path / "r")
     changed(tmp_path / "r", "rounds.jsonl", lambda found: found.pop("down_bytes"))
     write([tmp_path / "r"], tmp_path / "p.html")
     assert "curve-loss" in {

@@ -10,9 +10,9 @@ from fedhb.runs.settings import ALGORITHMS
 
 def test_few_methods_never_share_a_colour():
     for names in (
-        ["niw", "fedem", "fedavg"],
+        ["empirical-bayes", "fedem", "fedavg"],
         ["local", "centralised", "ensemble", "fedpop"],
-        ["mine", "niw"],
+        ["mine", "empirical-bayes"],
     ):
         assert len({style.colour for style in styles(names).values()}) == len(names)
 
@@ -23,7 +23,7 @@ def test_styles_are_the_methods_own():
     assert (
         styles(["fedavg"])["fedavg"].colour
         == all_["fedavg"].colour
-        == styles(["niw", "fedavg"])["fedavg"].colour
+        == styles(["empirical-bayes", "fedavg"])["fedavg"].colour
     )
 
 

@@ -33,7 +33,11 @@ def test_every_section_has_its_plots(page):
     for plot in found.values():
         assert plot["title"] and plot["alt"] and f'id="plot-{plot["id"]}"' in page
     loss = found["curve-loss"]["series"]
-    assert [s["name"] for s in loss if not s.get("faint")] == ["niw", "mixture", "fedavg"]
+    assert [s["name"] for s in loss if not s.get("faint")] == [
+        "empirical-bayes",
+        "mixture",
+        "fedavg",
+    ]
     assert sum(bool(s.get("faint")) for s in loss) == 6
     assert "worst, seed 0" in words_of(page)
 
@@ -73,12 +77,12 @@ def test_old_and_unfinished_runs_have_a_page_that_says_so(compared, tmp_path):
     shutil.copytree(compared, tmp_path / "c")
     for path in (tmp_path / "c").glob("*/evaluation.json"):
         path.unlink()
-    (tmp_path / "c/niw-seed1/result.json").unlink()
+    (tmp_path / "c/empirical-bayes-seed1/result.json").unlink()
     write([tmp_path / "c"], tmp_path / "p.html")
     text = (tmp_path / "p.html").read_text()
     words = words_of(text)
     assert (
-        "Not finished: niw-seed1 (round 6)" in words
+        "Not finished: empirical-bayes-seed1 (round 6)" in words
         and "have no evaluation.json" in words
         and "left out" in words
     )

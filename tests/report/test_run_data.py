@@ -15,10 +15,13 @@ from fedhb.report.page import write
 
 
 def test_the_same_method_with_other_settings_has_a_name_of_its_own(tmp_path):
-    a = finished.one(tmp_path / "a", "niw", niw={"kl_weight": 0.0})
-    b = finished.one(tmp_path / "b", "niw", niw={"kl_weight": 1.0})
+    a = finished.one(tmp_path / "a", "empirical-bayes", niw={"kl_weight": 0.0})
+    b = finished.one(tmp_path / "b", "empirical-bayes", niw={"kl_weight": 1.0})
     methods = run_data.read([a, b])
-    assert [m.name for m in methods] == ["niw kl_weight=0.0", "niw kl_weight=1.0"]
+    assert [m.name for m in methods] == [
+        "empirical-bayes kl_weight=0.0",
+        "empirical-bayes kl_weight=1.0",
+    ]
     assert (
         methods[0].style.colour == methods[1].style.colour
         and methods[0].style.dash != methods[1].style.dash
@@ -27,7 +30,7 @@ def test_the_same_method_with_other_settings_has_a_name_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("name", ["result.json", "evaluation.json"])
 def test_numbers_that_were_changed_are_not_shown(compared, tmp_path, name):
-    shutil.copytree(compared / "niw-seed0", tmp_path / "r")
+    shutil.copytree(compared / "empirical-bayes-seed0", tmp_path / "r")
     content = bytearray((tmp_path / "r" / name).read_bytes())
     place = next(k for k in range(len(content) // 2, len(content)) if chr(content[k]).isdigit())
     content[place] = ord("1") if content[place] != ord("1") else ord("2")
@@ -40,14 +43,14 @@ def test_files_that_make_no_sense_are_told_or_passed_over(compared, tmp_path):
     shutil.copytree(compared, tmp_path / "c")
     (tmp_path / "c/comparison.json").write_text("[]")
     write([tmp_path / "c"], tmp_path / "p.html")
-    settings = tmp_path / "c/niw-seed0/settings.toml"
+    settings = tmp_path / "c/empirical-bayes-seed0/settings.toml"
     settings.write_text(settings.read_text().replace("seed = 0", 'seed = "a"'))
     with pytest.raises(InputError, match="seed='a'"):
         write([tmp_path / "c"], tmp_path / "p.html")
 
 
 def test_a_damaged_settings_file_is_told(compared, tmp_path):
-    shutil.copytree(compared / "niw-seed0", tmp_path / "r")
+    shutil.copytree(compared / "empirical-bayes-seed0", tmp_path / "r")
     (tmp_path / "r/settings.toml").write_text("= nothing")
     with pytest.raises(InputError, match=r"settings.toml"):
         write([tmp_path / "r"], tmp_path / "p.html")

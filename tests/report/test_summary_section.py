@@ -15,7 +15,7 @@ from fedhb.report import run_data, summary_section
 def test_the_sentence_says_what_was_run(page):
     words = words_of(page)
     assert (
-        "niw, mixture and fedavg trained on digits, held by 8 clients with at most 3 classes each, 4 of them in each of 6 rounds"
+        "empirical-bayes, mixture and fedavg trained on digits, held by 8 clients with at most 3 classes each, 4 of them in each of 6 rounds"
         in words
     )
     assert "seeds 0, 1" in words and "fedhb 0." in words and "torch 2." in words

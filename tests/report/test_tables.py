@@ -18,7 +18,7 @@ def result_of(folder, name, seed):
 
 def test_the_table_has_means_deviations_and_the_best_in_bold(compared, page):
     means = {}
-    for name in ("niw", "mixture", "fedavg"):
+    for name in ("empirical-bayes", "mixture", "fedavg"):
         values = [
             100 * result_of(compared, name, seed)["personalised"]["accuracy"] for seed in (0, 1)
         ]
@@ -57,7 +57,7 @@ def test_the_caption_tells_of_another_split_than_test(compared, page, tmp_path):
     assert "at the last round, on validation examples." in words_of(
         (tmp_path / "p.html").read_text()
     )
-    write([a, compared / "niw-seed0"], tmp_path / "p.html")
+    write([a, compared / "empirical-bayes-seed0"], tmp_path / "p.html")
     assert "on validation examples (fedavg) and test examples (niw)" in words_of(
         (tmp_path / "p.html").read_text()
     )

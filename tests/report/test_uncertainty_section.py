@@ -14,7 +14,7 @@ RECORDED = {"uncertainty": {"global": {"reliability": BINS}}}
 
 def method(*evaluations: dict[str, Any] | None) -> Any:
     runs = [SimpleNamespace(evaluation=evaluation) for evaluation in evaluations]
-    return SimpleNamespace(name="niw", runs=runs, first=runs[0], style=Style("#000000"))
+    return SimpleNamespace(name="empirical-bayes", runs=runs, first=runs[0], style=Style("#000000"))
 
 
 def test_runs_without_a_record_are_passed_over():
@@ -36,4 +36,4 @@ def test_bins_with_fewer_than_ten_examples_of_all_seeds_are_left_out():
 def test_too_much_confidence_is_said_in_points():
     """30.9 confident for 28 right, of 41."""
     plot = reliability([method(RECORDED)], "global")
-    assert plot is not None and "7.1" in plot["alt"] and "niw" in plot["alt"]
+    assert plot is not None and "7.1" in plot["alt"] and "empirical-bayes" in plot["alt"]

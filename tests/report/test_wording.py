@@ -33,4 +33,8 @@ def test_a_list_ends_with_and():
 
 
 def test_a_number_is_short():
-    assert [number(value) for value in (0.1 + 0.2, 3, "niw")] == ["0.3", "3", "niw"]
+    assert [number(value) for value in (0.1 + 0.2, 3, "empirical-bayes")] == [
+        "0.3",
+        "3",
+        "empirical-bayes",
+    ]

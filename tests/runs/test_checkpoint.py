@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+
 import numpy as np
 import torch
 from builders import same_bits
+from stopped_runs import fit
+
 from fedhb.engine.loop import State
 from fedhb.runs import checkpoint
-from stopped_runs import fit
 
 
 def test_checkpoints_are_in_the_order_of_their_rounds(tmp_path):

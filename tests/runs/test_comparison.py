@@ -23,7 +23,7 @@ def result(algorithm: str, seed: int, accuracy: float | None, **more: Any) -> di
 
 
 def test_a_row_has_the_mean_and_deviation_over_seeds():
-    (row,) = tabulate([result("niw", 0, 0.5), result("niw", 1, 0.7)])
+    (row,) = tabulate([result("empirical-bayes", 0, 0.5), result("empirical-bayes", 1, 0.7)])
     assert row["seeds"] == [0, 1] and row["seconds"] == 3.0
     assert row["global"]["accuracy"]["mean"] == pytest.approx(0.6)
     assert row["global"]["accuracy"]["std"] == pytest.approx(math.sqrt(0.02))
@@ -31,13 +31,15 @@ def test_a_row_has_the_mean_and_deviation_over_seeds():
 
 
 def test_one_seed_has_no_deviation_and_algorithms_keep_their_order():
-    rows = tabulate([result("niw", 0, 0.5), result("fedavg", 0, 0.4)])
-    assert [row["algorithm"] for row in rows] == ["niw", "fedavg"]
+    rows = tabulate([result("empirical-bayes", 0, 0.5), result("fedavg", 0, 0.4)])
+    assert [row["algorithm"] for row in rows] == ["empirical-bayes", "fedavg"]
     assert rows[0]["global"]["accuracy"] == {"mean": 0.5, "std": 0.0}
 
 
 def test_a_task_that_one_run_did_not_evaluate_has_no_mean():
     held = {"holdout": {"global": {"accuracy": 0.3}, "personalised": {"accuracy": 0.9}}}
-    (row,) = tabulate([result("niw", 0, 0.5, **held), result("niw", 1, None, **held)])
+    (row,) = tabulate(
+        [result("empirical-bayes", 0, 0.5, **held), result("empirical-bayes", 1, None, **held)]
+    )
     assert "global" not in row and "personalised" not in row
     assert row["holdout_personalised"]["accuracy"]["mean"] == pytest.approx(0.9)

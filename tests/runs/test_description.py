@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 import json
+from dataclasses import replace
+
 import pytest
 import torch
-from builders import CLASSES
-from builders import arrays
-from builders import mlp
+from builders import CLASSES, arrays, mlp
+from fitted import X, fit, images, rewritten
+
+import fedhb
 from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.files import sealed
 from fedhb.likelihood import GaussianRegression
-from fitted import X
-from fitted import fit
-from fitted import images
-from fitted import rewritten
-import fedhb
 
 
 def test_a_folder_with_one_scale_for_several_targets_is_loaded_and_nonsense_is_not(tmp_path):
@@ -79,8 +76,8 @@ def test_a_folder_says_how_inputs_are_varied(tmp_path):
             {},
             "patience=10001.* 10000",
         ),
-        (fedhb.NIW(), {"seed": 2**53 + 1}, "seed=9007199254740993"),
-        (fedhb.NIW(), {"batch_size": 10**30}, "batch_size=1000"),
+        (fedhb.EmpiricalBayes(), {"seed": 2**53 + 1}, "seed=9007199254740993"),
+        (fedhb.EmpiricalBayes(), {"batch_size": 10**30}, "batch_size=1000"),
     ],
 )
 def test_what_could_not_be_loaded_again_is_refused_before_training(

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace
-from torch import nn
-from typing import Any
 import json
 import math
+from dataclasses import dataclass, replace
+from typing import Any
+
 import numpy as np
 import pytest
-import re
 import torch
-from builders import CLASSES
-from builders import FEATURES
-from builders import arrays
-from builders import clients
-from builders import mlp
-from builders import seeded
+from builders import CLASSES, FEATURES, arrays, clients, mlp, seeded
+from fitted import X, fit
+from torch import nn
+
+import fedhb
 from fedhb.algorithms import Plan
 from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
-from fitted import X
-from fitted import fit
-import fedhb
 
 
 def test_the_same_seed_gives_the_same_run_whatever_was_drawn_before():
@@ -56,7 +50,7 @@ def test_the_given_model_is_not_trained():
     assert not torch.equal(run.state.server["theta"], run.problem.network.theta)
 
 
-@pytest.mark.parametrize("name", ["niw", "mixture", "fedavg", "fedprox", "fedbabu"])
+@pytest.mark.parametrize("name", ["empirical-bayes", "mixture", "fedavg", "fedprox", "fedbabu"])
 def test_every_algorithm_learns_and_personalises(name):
     """Three classes with means far apart, of which some clients name two the other way round:
     chance is a third.
@@ -72,7 +66,7 @@ def test_every_algorithm_learns_and_personalises(name):
     train, test = ([pair(k, 30) for k in range(6)] for _ in range(2))
     who = Clients.from_arrays(train, test)
     algorithm = fedhb.algorithms.build(
-        name, {"kl_weight": 0.01} if name in ("niw", "mixture") else {}
+        name, {"kl_weight": 0.01} if name in ("empirical-bayes", "mixture") else {}
     )
     options = {
         "rounds": 20,
@@ -112,7 +106,7 @@ def test_fit_takes_the_algorithms_own_training(monkeypatch):
     ("given", "says"),
     [
         ({"algorithm": fedhb.NIW}, "algorithm=.*NIW.*instance"),
-        ({"algorithm": "niw"}, "algorithm='niw'.*instance"),
+        ({"algorithm": "empirical-bayes"}, "algorithm='empirical-bayes'.*instance"),
         ({"model": nn.Linear}, "module"),
         ({"rounds": 2.5}, "rounds=2.5.*whole"),
         ({"rounds": True}, "rounds=True.*whole"),
@@ -137,10 +131,10 @@ def test_every_name_is_completed():
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        (fedhb.NIW(kl_weight="much"), "niw.kl_weight='much'.*number"),  # type: ignore[arg-type]
-        (fedhb.NIW(num_samples=1.5), "niw.num_samples=1.5.*whole"),  # type: ignore[arg-type]
-        (fedhb.NIW(dof="half"), "niw.dof='half'.*full.*per_coordinate.*per_layer"),  # type: ignore[arg-type]
-        (fedhb.NIW(begin="nearest"), "niw.begin='nearest'.*global.*last"),
+        (fedhb.EmpiricalBayes(kl_weight="much"), "empirical-bayes.kl_weight='much'.*number"),  # type: ignore[arg-type]
+        (fedhb.EmpiricalBayes(num_samples=1.5), "empirical-bayes.num_samples=1.5.*whole"),  # type: ignore[arg-type]
+        (fedhb.NIW(dof="half"), "empirical-bayes.dof='half'.*full.*per_coordinate.*per_layer"),  # type: ignore[arg-type]
+        (fedhb.EmpiricalBayes(begin="nearest"), "empirical-bayes.begin='nearest'.*global.*last"),
         (fedhb.Mixture(sigma2=0.0), "mixture.sigma2=0.0.*positive"),
         (
             fedhb.FedPA(burn_in=1.5),
@@ -244,7 +238,9 @@ def test_from_arrays_to_a_prediction():
         for _ in range(3)
     ]
     who = Clients.from_arrays(pairs, pairs, num_classes=4, standardise=True, ids=[7, 3, 5])
-    run = fit(fedhb.nets.convnet((1, 8, 8), 4), who, fedhb.NIW(begin="last"), fraction=1.0)
+    run = fit(
+        fedhb.nets.convnet((1, 8, 8), 4), who, fedhb.EmpiricalBayes(begin="last"), fraction=1.0
+    )
     assert run.predict(pairs[0][0]).shape == (6, 4)
     assert sorted(run.state.store.memories) == [3, 5, 7]
     assert run.personalise(*pairs[0]).predict(pairs[0][0]).shape == (6, 4)
@@ -293,4 +289,4 @@ def test_clients_train_and_personalise_as_they_were_told():
 def test_progress_is_shown_on_the_error_stream(capfd):
     fit(progress=True)
     captured = capfd.readouterr()
-    assert captured.out == "" and "niw seed 0: round 3/3" in captured.err
+    assert captured.out == "" and "empirical-bayes seed 0: round 3/3" in captured.err

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from torch import nn
 import numpy as np
 import pytest
 import torch
-from builders import FEATURES
-from builders import arrays
-from builders import mlp
-from builders import seeded
+from builders import FEATURES, arrays, mlp, seeded
+from fitted import X, fit
+from torch import nn
+
+import fedhb
 from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.likelihood import GaussianRegression
 from fedhb.network.factory import LEAST_DEVIATION
-from fitted import X
-from fitted import fit
-import fedhb
 
 
 @pytest.mark.parametrize(
@@ -25,7 +22,7 @@ import fedhb
         fedhb.Mixture(update="full"),
         # in 62 dimensions the default prior is as wide as the weights: its samples would spread
         # more than the noise
-        fedhb.NIW(update="full", prior_scale=0.1, num_samples=20, p_do=1.0),
+        fedhb.EmpiricalBayes(update="full", prior_scale=0.1, num_samples=20, p_do=1.0),
     ],
     ids=lambda algorithm: algorithm.name,
 )
@@ -69,7 +66,7 @@ def test_regression_does_not_depend_on_the_units_of_the_targets():
     # powers of two: float32 targets are scaled without rounding
     other = [(x, 1024.0 * y) for x, y in who]
     one, two = (
-        fit(mlp(torch.float32, outputs=2), Clients.from_arrays(pairs), fedhb.NIW())
+        fit(mlp(torch.float32, outputs=2), Clients.from_arrays(pairs), fedhb.EmpiricalBayes())
         for pairs in (who, other)
     )
     np.testing.assert_allclose(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
 import errno
-import pytest
 import re
+from typing import Any
+
+import pytest
+from stopped_runs import fit, fork, stopped
+
 from fedhb.errors import InputError
 from fedhb.runs import folder
 from fedhb.runs.folder import RunFolder
-from stopped_runs import fit
-from stopped_runs import fork
-from stopped_runs import stopped
-
 
 ROUNDS = 6
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+
+import finished
 import numpy as np
 import pytest
-from fedhb.clients import partition
+from partitions import grouped
+
+import fedhb
 from fedhb.clients.partition import shards
 from fedhb.errors import InputError
 from fedhb.runs.from_settings import make_clients
 from fedhb.runs.settings import Settings
-from hypothesis import given
-from partitions import grouped
-import fedhb
-import finished
 
 
 def test_clients_of_a_grouped_data_set_come_from_its_groups():
@@ -63,9 +63,7 @@ def test_another_file_is_unseen(tmp_path):
     assert found["uncertainty"]["global"]["entropy"]["what"] == "noise"
 
 
-@pytest.mark.parametrize(
-    ("unseen", "said"), [("10", "digits"), ("nowhere", "data set")]
-)
+@pytest.mark.parametrize(("unseen", "said"), [("10", "digits"), ("nowhere", "data set")])
 def test_what_cannot_be_unseen_is_refused_before_training(unseen, said, tmp_path):
     with pytest.raises(fedhb.InputError, match=said):
         finished.one(tmp_path / "x", "fedavg", unseen=unseen)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from torch import nn
-from typing import Any
-import numpy as np
 import os
-import pytest
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
-from builders import CASES
-from builders import CLASSES
-from builders import FEATURES
-from builders import NETWORKS
-from builders import Wrapped
-from builders import arrays
-from builders import clients
-from builders import mlp
+from builders import CASES, CLASSES, FEATURES, NETWORKS, Wrapped, arrays, clients, mlp
+from fitted import X, fit
+from torch import nn
+
+import fedhb
 from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.runs.load import save_personal
-from fitted import X
-from fitted import fit
-import fedhb
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,7 +53,7 @@ def test_any_network_survives_the_folder(network, batch_norm, tmp_path):
     run = fit(
         model,
         clients(standardise=True),
-        fedhb.NIW(update="full"),
+        fedhb.EmpiricalBayes(update="full"),
         out=tmp_path / "run",
         batch_norm=batch_norm,
     )
@@ -114,7 +108,7 @@ def test_a_run_is_loaded_in_another_process(tmp_path):
     spec = {"name": "mlp", "num_outputs": CLASSES, "options": {"hidden": 7}}
     runs = [
         fit(built_in, None, fedhb.Mixture(), out=tmp_path / "built-in", again=spec),
-        fit(scope["Mine"](), None, fedhb.NIW(begin="last"), out=tmp_path / "own"),
+        fit(scope["Mine"](), None, fedhb.EmpiricalBayes(begin="last"), out=tmp_path / "own"),
     ]
     x, y = arrays()[2]
     for name, value in (("x", x), ("y", y), ("new", X)):
@@ -135,7 +129,7 @@ def test_a_run_is_loaded_in_another_process(tmp_path):
 def test_a_personal_model_has_a_folder_of_its_own(tmp_path):
     from fedhb.runs.load import save_personal
 
-    run = fit(None, None, fedhb.NIW(), out=tmp_path / "run")
+    run = fit(None, None, fedhb.EmpiricalBayes(), out=tmp_path / "run")
     mine = run.personalise(*arrays()[2])
     save_personal(tmp_path / "mine", tmp_path / "run", mine)
     loaded = fedhb.load(tmp_path / "mine", model=mlp(torch.float32, seed=3))
@@ -173,9 +167,7 @@ def test_an_algorithm_of_ones_own_with_any_settings_is_loaded_and_described(tmp_
     np.testing.assert_array_equal(loaded.predict(X), run.predict(X))
     own = tomllib.loads((tmp_path / "run/settings.toml").read_text())["mine"]
     assert own["layers"] == [1, 2] and own["note"] == 'a "word"' and "cap" not in own
-    with pytest.raises(
-        InputError, match=r"mine\.note='a \"word\"'.*'another'"
-    ):
+    with pytest.raises(InputError, match=r"mine\.note='a \"word\"'.*'another'"):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Mine(note="another"))
 
 
@@ -251,9 +243,7 @@ def test_a_subclass_without_a_name_of_its_own_is_not_taken_for_the_built_in(tmp_
             return p / p.sum(-1, keepdim=True)
 
     run = fit(None, None, Tempered(), out=tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"your own.*load\(path, algorithm"
-    ):
+    with pytest.raises(InputError, match=r"your own.*load\(path, algorithm"):
         fedhb.load(tmp_path / "run", model=mlp(torch.float32))
     again = fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Tempered())
     np.testing.assert_array_equal(again.predict(X), run.predict(X))

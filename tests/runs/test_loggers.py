@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+
+import finished
 import pytest
+
+import fedhb
 from fedhb.runs import loggers
 from fedhb.runs.from_settings import train
 from fedhb.runs.settings import Settings
-import fedhb
-import finished
 
 
 class Stop(fedhb.Callback):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+
+from rich.console import Console
+
 from fedhb.engine.loop import State
 from fedhb.runs import loggers
 from fedhb.runs.progress import RunTable
-from rich.console import Console
 
 
 def lines_of(path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+
 import pytest
 import torch
-from fedhb.errors import InputError
 from fitted import fit
+
 import fedhb
+from fedhb.errors import InputError
 
 
 def test_a_round_says_what_json_cannot_hold(tmp_path):
@@ -15,7 +17,5 @@ def test_a_round_says_what_json_cannot_hold(tmp_path):
         def on_round(self, record: dict[str, Any], state: Any) -> None:
             record["norm"] = torch.ones(1)
 
-    with pytest.raises(
-        InputError, match="'norm'.*Tensor.*JSON"
-    ):
+    with pytest.raises(InputError, match="'norm'.*Tensor.*JSON"):
         fit(out=tmp_path / "run", callbacks=[Adds()])

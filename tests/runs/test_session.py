@@ -4,19 +4,20 @@ again.
 
 from __future__ import annotations
 
+import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-import json
+
 import numpy as np
 import pytest
-import tomllib
 import torch
-from builders import arrays
 from builders import clients
-from fedhb.errors import InputError
 from fitted import fit
+
 import fedhb
+from fedhb.errors import InputError
 
 
 def test_the_result_has_the_keys_that_were_promised(tmp_path):
@@ -37,7 +38,7 @@ def test_the_result_has_the_keys_that_were_promised(tmp_path):
     }
     assert set(result) == promised | {"data", "executor", "seconds", "split"}
     assert (result["algorithm"], result["dataset"], result["seed"], result["rounds"]) == (
-        "niw",
+        "empirical-bayes",
         "arrays",
         5,
         3,

@@ -4,16 +4,17 @@ sides.
 
 from __future__ import annotations
 
-from typing import Any
 import math
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fedhb.algorithms import ALGORITHMS
 from fedhb.errors import InputError
 from fedhb.runs import settings as module
 from fedhb.runs.settings import Settings
-from hypothesis import given
-from hypothesis import strategies as st
-
 
 NAMES = list(module.flat_fields())
 
@@ -123,12 +124,14 @@ def test_defaults_then_file_then_flags_then_set(tmp_path):
         tmp_path, "rounds = 7\nlr = 0.5\nseed = 3\n[niw]\nkl_weight = 0.1\nbegin = 'last'\n"
     )
     settings = Settings.resolve(
-        path, {"lr": 0.25, "seed": None}, ["niw.kl_weight=0.01", "mixture.num_prototypes=3"]
+        path,
+        {"lr": 0.25, "seed": None},
+        ["empirical-bayes.kl_weight=0.01", "mixture.num_prototypes=3"],
     )
     assert (settings.training.rounds, settings.training.lr, settings.seed) == (7, 0.25, 3)
     assert settings.training.batch_size == 50
     assert settings.options == {
-        "niw": {"kl_weight": 0.01, "begin": "last"},
+        "empirical-bayes": {"kl_weight": 0.01, "begin": "last"},
         "mixture": {"num_prototypes": 3},
     }
     assert Settings.resolve(None, {}) == Settings()
@@ -138,7 +141,7 @@ def test_defaults_then_file_then_flags_then_set(tmp_path):
     ("text", "says"),
     [
         ("round = 3", "'round'.*'rounds'"),
-        ("[nwi]\nkl_weight = 1", "'nwi'.*'niw'"),
+        ("[nwi]\nkl_weight = 1", "'nwi'.*'empirical-bayes'"),
         ("algorithm = 'fedag'", "algorithm='fedag'.*'fedavg'"),
         ("partition = 'shard'", "partition='shard'.*'shards'"),
         ("schedule = 'stepp'", "schedule='stepp'.*'step'"),

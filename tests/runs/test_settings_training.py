@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+
 import pytest
-from fedhb.algorithms import ALGORITHMS
-from fedhb.algorithms import build
+
+from fedhb.algorithms import ALGORITHMS, build
 from fedhb.errors import InputError
 from fedhb.runs import settings as module
 from fedhb.runs.settings import Settings
@@ -34,20 +35,20 @@ def write(tmp_path, text):
     ("name", "options", "says"),
     [
         ("fedag", {}, "'fedag'.*'fedavg'"),
-        ("niw", {"kl_wieght": 1}, "niw.*'kl_wieght'.*'kl_weight'"),
-        ("niw", {"kl_weight": "much"}, "niw.kl_weight='much'"),
-        ("niw", {"begin": "first"}, "niw.begin='first'.*global.*last"),
-        ("niw", {"update": "head"}, "niw.update='head'.*body.*full"),
-        ("niw", {"dof": "half"}, "niw.dof='half'"),
-        ("niw", {"precision": "median"}, "niw.precision='median'"),
-        ("niw", {"p_do": 1.5}, "niw.p_do=1.5.*0.0.*1.0"),
-        ("niw", {"p_do": -0.1}, "niw.p_do=-0.1"),
-        ("niw", {"p_do": math.nan}, "niw.p_do=nan"),
-        ("niw", {"lambda0": -1}, "niw.lambda0=-1.0"),
-        ("niw", {"prior_scale": 0}, "niw.prior_scale=0.0.*positive"),
-        ("niw", {"num_samples": -1}, "niw.num_samples=-1"),
-        ("niw", {"num_samples": 1.5}, "niw.num_samples=1.5"),
-        ("niw", {"kl_weight": -1}, "niw.kl_weight=-1.0"),
+        ("empirical-bayes", {"kl_wieght": 1}, "empirical-bayes.*'kl_wieght'.*'kl_weight'"),
+        ("empirical-bayes", {"kl_weight": "much"}, "empirical-bayes.kl_weight='much'"),
+        ("empirical-bayes", {"begin": "first"}, "empirical-bayes.begin='first'.*global.*last"),
+        ("empirical-bayes", {"update": "head"}, "empirical-bayes.update='head'.*body.*full"),
+        ("empirical-bayes", {"dof": "half"}, "empirical-bayes.dof='half'"),
+        ("empirical-bayes", {"precision": "median"}, "empirical-bayes.precision='median'"),
+        ("empirical-bayes", {"p_do": 1.5}, "empirical-bayes.p_do=1.5.*0.0.*1.0"),
+        ("empirical-bayes", {"p_do": -0.1}, "empirical-bayes.p_do=-0.1"),
+        ("empirical-bayes", {"p_do": math.nan}, "empirical-bayes.p_do=nan"),
+        ("empirical-bayes", {"lambda0": -1}, "empirical-bayes.lambda0=-1.0"),
+        ("empirical-bayes", {"prior_scale": 0}, "empirical-bayes.prior_scale=0.0.*positive"),
+        ("empirical-bayes", {"num_samples": -1}, "empirical-bayes.num_samples=-1"),
+        ("empirical-bayes", {"num_samples": 1.5}, "empirical-bayes.num_samples=1.5"),
+        ("empirical-bayes", {"kl_weight": -1}, "empirical-bayes.kl_weight=-1.0"),
         ("mixture", {"num_prototypes": 0}, "mixture.num_prototypes=0"),
         ("mixture", {"sigma2": 0}, "mixture.sigma2=0.0"),
         ("mixture", {"shrink": "perhaps"}, "mixture.shrink='perhaps'.*true"),
@@ -70,7 +71,7 @@ def test_an_algorithms_settings_are_taken():
         1.0,
         "last",
     )
-    assert build("niw", {"p_do": 1, "lambda0": 0, "num_samples": 0}).p_do == 1.0
+    assert build("empirical-bayes", {"p_do": 1, "lambda0": 0, "num_samples": 0}).p_do == 1.0
 
 
 def test_settings_know_the_registry():

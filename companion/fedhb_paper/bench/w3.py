@@ -106,7 +106,7 @@ def one_case(name: str, width: float, count: int, repeats: int, tell: Tell) -> d
         for start in range(0, clients_in_round, chunk):
             answers = uploads(start, min(chunk, clients_in_round - start))
             started = time.perf_counter()
-            admit(answers, range(len(answers["examples"])), rng.round)
+            admit(answers, algorithm.answer, range(len(answers["examples"])), rng.round)
             total = add(total, algorithm.summarise(problem, received, answers, rng))
             spent += time.perf_counter() - started
         assert total is not None

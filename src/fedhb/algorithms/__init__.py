@@ -10,6 +10,7 @@ import numpy as np
 
 from fedhb.algorithms.centralised import Centralised
 from fedhb.algorithms.contract import Algorithm, Arrays, Federation, Personalised, Problem
+from fedhb.algorithms.empirical_bayes.model import EmpiricalBayes
 from fedhb.algorithms.ensemble import Ensemble
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.fedbabu import FedBABU
@@ -30,6 +31,7 @@ from fedhb.training.plan import Plan
 ALGORITHMS: dict[str, type[Any]] = {
     cls.name: cls
     for cls in (
+        EmpiricalBayes,
         NIW,
         Mixture,
         FedAvg,
@@ -72,10 +74,6 @@ def check(algorithm: Any) -> Any:
         what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else repr(algorithm)
         raise InputError(
             f"algorithm={what}: give an instance of an algorithm's class, such as fedhb.NIW()"
-        )
-    if getattr(algorithm, "gathers", False) and not hasattr(algorithm, "sift"):
-        raise InputError(
-            f"{algorithm.name}.gathers: only filters see single answers, and have sift (defence.py): leave it False"
         )
     values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
     if scalars := {

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from fedhb.algorithms.contract import Arrays, Problem
-from fedhb.algorithms.fedavg import FedAvg
+from fedhb.algorithms.contract import Arrays, Personalised, Problem
+from fedhb.algorithms.fedavg import Averaging, averaged_prediction, descend
 from fedhb.algorithms.toolbox import start_weights
 from fedhb.clients.clients import Clients
 from fedhb.seeding import SERVER, Randomness
@@ -34,8 +35,11 @@ from fedhb.training.sgd import Sgd
 
 
 @dataclass(frozen=True)
-class Centralised(FedAvg):
-    """SGD on the participants' data. The cohort is one client, so what the server averages is one answer: the result as it is."""
+class Centralised(Averaging):
+    """SGD on the participants' data.
+
+    The cohort is one client, so the mean on the server is of one answer: the result as it is.
+    """
 
     name: ClassVar[str] = "centralised"
     pools: ClassVar[bool] = True
@@ -46,10 +50,6 @@ class Centralised(FedAvg):
         "personal_lr": 0.01,
         "personal_epochs": 15,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
-    weighted: ClassVar[bool] = True  # type: ignore[misc]  # no setting here: there is nothing to weigh
     shuffle: str = setting(
         "pooled",
         "a batch is of one client, clients in turn, or of all participants' examples: client or pooled",
@@ -70,10 +70,8 @@ class Centralised(FedAvg):
         for part in self.turns(clients, rng):
             for batch in batches(part, plan, rng, merge_single=problem.network.has_batch_norm):
                 solver.step(batch, problem.likelihood)
-        found = {key: getattr(solver.weights, key) for key in received}
-        return found | solver.report() | {
-            "examples": clients.sizes.double().sum(0, keepdim=True)
-        }, memory
+        answer = {key: getattr(solver.weights, key) for key in received} | solver.report()
+        return answer | {"examples": clients.sizes.double().sum(0, keepdim=True)}, memory
 
     def turns(self, clients: Clients, rng: Randomness) -> list[Clients]:
         """The participants, one by one in the round's order, or all as one client. Either way the order given does not matter."""
@@ -91,3 +89,27 @@ class Centralised(FedAvg):
             ]
         order = torch.randperm(len(clients), generator=rng(SERVER, "turns"))
         return [clients.select([k]) for k in order.tolist()]
+
+    def predict(
+        self,
+        problem: Problem,
+        server: Arrays,
+        x: Tensor,
+        rng: Randomness,
+        memory: Arrays | None = None,
+    ) -> Tensor:
+        """Return the prediction of the network."""
+        return averaged_prediction(problem, server, x)
+
+    def personalise(
+        self,
+        problem: Problem,
+        server: Arrays,
+        clients: Clients,
+        memory: Arrays,
+        plan: Plan,
+        rng: Randomness,
+    ) -> Personalised:
+        """Fine-tune body and head, as FedAvg does."""
+        weights, _ = descend(problem, server, clients, plan, rng)
+        return Personalised.point(problem, weights)

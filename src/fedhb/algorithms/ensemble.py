@@ -46,15 +46,13 @@ class Ensemble(FedAvg):
 
     name: ClassVar[str] = "ensemble"
     each: ClassVar[tuple[str, ...]] = (*PARTS, "group")
+    known: ClassVar[tuple[str, ...]] = ("group",)
     training: ClassVar[Mapping[str, float]] = {
         "lr": 0.1,
         "momentum": 0.5,
         "personal_lr": 0.003,
         "personal_epochs": 15,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
     num_models: int = setting(2, "K, the networks and groups of clients", positive=True)
     mode: str = setting(
         "preset",
@@ -111,11 +109,7 @@ class Ensemble(FedAvg):
         self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
     ) -> Arrays:
         """For each group, sum_i w_i (theta_i - theta_j) [K, d] and sum_i w_i [K]."""
-        weight = (
-            found["examples"].double()
-            if self.weighted
-            else torch.ones_like(found["examples"].double())
-        )
+        weight = self.weight(found).double()
         sums = summarise_shared(found, {}, weight)
         members = [(received["group"] == j).nonzero().flatten() for j in range(self.num_models)]
         sums["group_weight"] = torch.stack([weight[own].sum() for own in members])
@@ -180,7 +174,7 @@ class Ensemble(FedAvg):
             return super().personalise(problem, server, clients, memory, plan, rng)
         K = self.num_models
         tuned = side_by_side(
-            [self.fit(problem, one(server, j), clients, plan, rng)[0] for j in range(K)]
+            [self.train(problem, one(server, j), clients, plan, rng)[0] for j in range(K)]
         )
         shares = torch.full(
             (len(clients), K), 1.0 / K, dtype=tuned.theta.dtype, device=tuned.theta.device

@@ -1,9 +1,12 @@
-"""FedBABU (Oh et al., "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022).
+"""FedBABU (Oh et al., "FedBABU: Towards Enhanced Representation for Federated Image
+Classification", ICLR 2022).
 
-FedAvg of the body alone: the head is random, common and fixed while the federation trains, and is trained in personalisation
-together with the body. Clients count equally, as in the authors' code. Sent: d down, d up, d being the body.
+FedAvg of the body alone. The head is random, common and fixed while the federation trains;
+personalisation trains it together with the body. Clients count equally, as in the authors' code.
+Sent: d down, d up, d being the body.
 
-`weight_decay` is not FedBABU's: it is the control that separates NIW's printed shrinkage from NIW.
+`weight_decay` is not FedBABU's: it is the control that separates the shrinkage of the printed NIW
+from NIW.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import ClassVar
 
 import torch
 
-from fedhb.algorithms.contract import Arrays, Problem
+from fedhb.algorithms.contract import Arrays, Problem, Release
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.settings_fields import setting
 from fedhb.training.proximal import Pull
@@ -25,7 +28,7 @@ class FedBABU(FedAvg):
     """FedAvg of the body under a fixed random head."""
 
     name: ClassVar[str] = "fedbabu"
-    private: ClassVar[bool] = True
+    release: ClassVar[Release | None] = Release()
     training: ClassVar[Mapping[str, float]] = {
         "lr": 0.1,
         "momentum": 0.9,
@@ -41,10 +44,9 @@ class FedBABU(FedAvg):
     )
 
     def pull(self, problem: Problem, received: Arrays, key: str) -> Pull | None:
-        """weight_decay/2 ||w||^2 on what is sent."""
+        """Return weight_decay/2 ||w||^2 on what is sent."""
         if not self.weight_decay or key not in received:
             return None
-        mu = torch.full(
-            (1, 1), self.weight_decay, dtype=problem.network.dtype, device=problem.network.device
-        )
+        network = problem.network
+        mu = torch.full((1, 1), self.weight_decay, dtype=network.dtype, device=network.device)
         return Pull(mu, torch.zeros_like(received[key]))

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.contract import Arrays, Problem
+from fedhb.algorithms.contract import Arrays, Kind, NonNegative, Problem
 from fedhb.algorithms.fedavg import FedAvg
 from fedhb.algorithms.toolbox import SHARED, differences, mixture_prediction, start_weights, uniform
 from fedhb.clients.clients import Clients, Share
@@ -55,15 +55,13 @@ class FedBE(FedAvg):
     """FedAvg whose average is taught by a Bayesian ensemble of global models."""
 
     name: ClassVar[str] = "fedbe"
+    answer: ClassVar[Mapping[str, Kind]] = {**FedAvg.answer, "g": NonNegative()}
     training: ClassVar[Mapping[str, float]] = {
         "lr": 0.05,
         "momentum": 0.9,
         "personal_lr": 0.003,
         "personal_epochs": 15,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
     posterior: str = setting(
         "gaussian", "over global models: gaussian or dirichlet", choices=("gaussian", "dirichlet")
     )
@@ -134,7 +132,7 @@ class FedBE(FedAvg):
     ) -> Arrays:
         """FedAvg's sums; and of unit vectors, their squares and the norms, or of theta_i under each sample's weights."""
         sums = super().summarise(problem, received, found, rng)
-        weight = found["examples"] if self.weighted else torch.ones_like(found["examples"])
+        weight = self.weight(found)
         if self.posterior == "dirichlet":
             g = found["g"] * weight.to(found["g"].device).unsqueeze(1)  # [C, S]
             sums["g"] = g.sum(0)

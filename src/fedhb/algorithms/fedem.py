@@ -33,8 +33,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.contract import Arrays, Personalised, Problem
-from fedhb.algorithms.fedavg import FedAvg
+from fedhb.algorithms.contract import Arrays, Kind, Personalised, Problem, Shares
+from fedhb.algorithms.fedavg import Averaging
 from fedhb.algorithms.several_networks import different_starts, one, side_by_side
 from fedhb.algorithms.toolbox import mixture_prediction, start_weights
 from fedhb.clients.clients import Clients
@@ -50,19 +50,18 @@ BLOCK = 512
 
 
 @dataclass(frozen=True)
-class FedEM(FedAvg):
+class FedEM(Averaging):
     """A mixture of shared learners with each client's own weights."""
 
     name: ClassVar[str] = "fedem"
+    answer: ClassVar[Mapping[str, Kind]] = {**Averaging.answer, "pi": Shares()}
+    keeps: ClassVar[str] = "mixture weights"
     training: ClassVar[Mapping[str, float]] = {
         "lr": 0.1,
         "momentum": 0.9,
         "personal_lr": 0.001,
         "personal_epochs": 15,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
     num_learners: int = setting(3, "M, the shared networks", positive=True)
     noise: float = setting(
         0.001,
@@ -162,7 +161,7 @@ class FedEM(FedAvg):
         self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
     ) -> Arrays:
         """The sums of FedAvg for each learner, and sum_i w_i pi_i."""
-        weight = found["examples"] if self.weighted else torch.ones_like(found["examples"])
+        weight = self.weight(found)
         pi = found["pi"].double()
         return super().summarise(problem, received, found, rng) | {
             "pi": (weight.to(pi.device).unsqueeze(1) * pi).sum(0)

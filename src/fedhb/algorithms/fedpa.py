@@ -55,9 +55,6 @@ class FedPA(FedAvg):
         "personal_lr": 0.003,
         "personal_epochs": 15,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
     rho: float = setting(
         0.001, "weight of the sample covariance against the identity (shrinkage)", least=0.0
     )

@@ -52,6 +52,7 @@ class FedPop(FedAvg):
     """A common body under heads that are sampled."""
 
     name: ClassVar[str] = "fedpop"
+    keeps: ClassVar[str] = "heads"
     training: ClassVar[Mapping[str, float]] = {
         "lr": 0.1,
         "momentum": 0.9,

@@ -1,37 +1,42 @@
-"""The general framework (Alg. 1 to 3 of the paper): p(phi) prod_i p(theta_i | phi) p(D_i | theta_i), fitted block by block.
+r"""The general framework (Alg. 1 to 3): p(phi) prod_i p(theta_i | phi) p(D_i | theta_i), block by block.
 
-The posterior is approximated by q(phi; L_0) prod_i q_i(theta_i; L_i) and the negative ELBO (eq:elbo)
+The posterior is approximated by q(phi; L_0) prod_i q_i(theta_i; L_i). The negative ELBO (eq:elbo)
 
-    L = sum_i ( E_{q_i}[-log p(D_i | theta_i)] + E_{q(phi)} KL(q_i || p(theta_i | phi)) ) + KL(q(phi) || p(phi))
+    L = sum_i ( E_{q_i}[-log p(D_i | theta_i)] + E_{q(phi)} KL(q_i || p(theta_i | phi)) )
+        + KL(q(phi) || p(phi))
 
-is lowered over the clients' L_i with L_0 fixed (eq:elbo_1_indiv), then over L_0 with the L_i fixed (eq:elbo_2):
+is lowered over the clients' L_i with L_0 fixed (eq:elbo_1_indiv), and then over L_0 with the L_i
+fixed (eq:elbo_2), where phi* is the mode of q(phi):
 
-    L_i = E_{q_i}[-log p(D_i | theta_i)] + KL(q_i || p(theta_i | phi*)),       phi* the mode of q(phi)
+    L_i = E_{q_i}[-log p(D_i | theta_i)] + KL(q_i || p(theta_i | phi*))
     L_0 = KL(q(phi) || p(phi)) - (N / N_f) sum_{i in cohort} E[log p(theta_i | phi)]
 
-A **family** is a subclass that says what p(theta | phi) and q(phi) are. All families here have clients q_i that are narrow around
-m_i, so that L_i = m_i, and the expected loss is taken at (a dropout sample of) m_i. A family defines
+A **family** is a subclass that says what p(theta | phi) and q(phi) are. All families here have
+clients' q_i that are narrow around m_i. So L_i = m_i, and the expected loss is taken at m_i (or at
+a dropout sample of it). A family defines
 
     start, summarise, aggregate     L_0, the sums it needs, and their solution (Alg. 1, step 5)
     centre                          where clients begin
-    pull                            the gradient of KL / |D_i| at m as mu (m - target): a quadratic bound that touches it at m
-    kl, global_kl, expected_log_prior   the terms of the objectives, up to constants
+    pull                            the gradient of KL / |D_i| at m, as mu (m - target)
+    kl, global_kl, expected_log_prior   the terms of the objectives (objectives.py), up to constants
     sample                          theta ~ int p(theta | phi) q(phi) dphi
 
-and inherits the client update, global prediction (Alg. 2) and personalisation (Alg. 3). docs/adding_an_algorithm.md adds a third.
+and inherits the client update, the global prediction (Alg. 2) and personalisation (Alg. 3).
+docs/adding_an_algorithm.md adds a third family.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.contract import Arrays, Personalised, Problem, Stateless
+from fedhb.algorithms import objectives
+from fedhb.algorithms.contract import AlgorithmBase, Arrays, Personalised, Problem
 from fedhb.algorithms.toolbox import mixture_prediction, repeat, start_weights, uniform
 from fedhb.clients.clients import Clients
 from fedhb.network.vectors import Weights
@@ -45,8 +50,8 @@ from fedhb.training.sgd import train
 
 
 @dataclass(frozen=True)
-class Hierarchical(Stateless, ABC):
-    """Base of the hierarchical Bayesian algorithms. `kl_weight` tempers every KL term of the objective (1: the ELBO itself)."""
+class Hierarchical(AlgorithmBase, ABC):
+    """The base of the hierarchical Bayesian algorithms."""
 
     kl_weight: float = setting(1.0, "multiplies the KL terms; 1 is the ELBO itself", least=0.0)
     begin: str = setting(
@@ -54,7 +59,6 @@ class Hierarchical(Stateless, ABC):
         "clients begin at the global value, or at their own last iterate: global or last",
         choices=("global", "last"),
     )
-
     average: float = setting(
         0.0,
         "share of the last steps of a personalisation whose weights are averaged: 0 for none",
@@ -63,74 +67,76 @@ class Hierarchical(Stateless, ABC):
     )
 
     p_do = 1.0
-    """Each column is kept with this probability in the clients' q_i; a family with dropout makes it a setting."""
+    """Probability that the clients' q_i keep a column; a family with dropout makes it a setting."""
     num_samples = 1
-    """S, the networks sampled for a global prediction, 0 for the mean alone; a family may make it a setting."""
+    """S, networks sampled for a global prediction, 0 for the mean; a family may make it a setting."""
 
-    # What a family defines -----------------------------------------------------------------------------------------------
+    # What a family defines --------------------------------------------------------------------
 
     @abstractmethod
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
-        """L_0 before the first round."""
-
-    def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
-        """What the server sends: all of L_0 unless a family says otherwise."""
-        return server
+        """Return L_0 before the first round."""
 
     @abstractmethod
     def centre(self, received: Arrays) -> Tensor:
-        """Where clients begin [d]."""
+        """Return where clients begin [d]."""
 
     def common(self, received: Arrays) -> Arrays:
-        """Where the head and buffers of a client begin: as received, unless a family keeps several of them."""
+        """Return the head and buffers that clients begin with: those received."""
         return received
 
     @abstractmethod
     def pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull:
-        """mu and target with mu (m - target) = kl_weight d KL / dm / |D_i|, for clients with these sizes [C]."""
+        """Return mu and target with mu (m - target) = kl_weight d KL / dm / |D_i|, sizes [C].
+
+        Where the KL is not quadratic, it is the slope of a quadratic bound that touches it at m.
+        """
 
     def head_pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull | None:
-        """The same for the head where it is trained: none, unless a family has a prior for it."""
+        """Return the same for a head that is trained: none, unless the family has a prior for it."""
         return None
 
     @abstractmethod
     def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
-        """KL(q_i || p(theta | phi*)) up to a constant, for m [C, d] -> [C]."""
+        """Return KL(q_i || p(theta | phi*)) up to a constant, for m [C, d] -> [C]."""
 
     def log_normaliser(self, problem: Problem, received: Arrays) -> Tensor:
-        """What `kl` leaves out of KL(q_i || p(theta | phi*)) although phi changes it, such as 1/2 log|Sigma|: nothing."""
+        """Return the part of KL(q_i || p(theta | phi*)) that `kl` leaves out and phi changes.
+
+        An example is 1/2 log|Sigma|. Here it is nothing.
+        """
         return torch.zeros((), dtype=torch.float64)
 
     @abstractmethod
     def global_kl(self, problem: Problem, server: Arrays) -> Tensor:
-        """KL(q(phi) || p(phi))."""
+        """Return KL(q(phi) || p(phi))."""
 
     @abstractmethod
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
-        """E_{q(phi) q_i}[log p(theta_i | phi)] up to a constant, for m [C, d] -> [C]."""
+        """Return E_{q(phi) q_i}[log p(theta_i | phi)] up to a constant, for m [C, d] -> [C]."""
 
     @abstractmethod
     def summarise(
-        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+        self, problem: Problem, received: Arrays, answers: Arrays, rng: Randomness
     ) -> Arrays:
-        """The sums that `aggregate` needs."""
+        """Return the sums that `aggregate` needs."""
 
     @abstractmethod
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """argmin of L_0 (Alg. 1, step 5)."""
+        """Return argmin L_0 (Alg. 1, step 5)."""
 
     @abstractmethod
     def sample(
         self, problem: Problem, server: Arrays, count: int, generator: torch.Generator
     ) -> Tensor:
-        """theta^(s) ~ int p(theta | phi) q(phi) dphi, [count, d]."""
+        """Draw theta^(s) ~ int p(theta | phi) q(phi) dphi, [count, d]."""
 
-    # What every family inherits ------------------------------------------------------------------------------------------
+    # Alg. 1, step 3: the client's update ------------------------------------------------------
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
-        """The last iterate, where clients begin at it; `seen` is 0 before a client's first round."""
+        """Remember the last iterate where clients begin there; `seen` is 0 before a first round."""
         if self.begin != "last":
             return {}
         return {
@@ -139,7 +145,7 @@ class Hierarchical(Stateless, ABC):
         }
 
     def beginning(self, problem: Problem, received: Arrays, clients: Clients) -> Weights:
-        """Where clients that do not begin at their last iterate do: at the centre."""
+        """Return where clients begin that do not begin at their last iterate: the centre."""
         return start_weights(problem, self.centre(received), self.common(received), len(clients))
 
     def fit(
@@ -150,24 +156,43 @@ class Hierarchical(Stateless, ABC):
         memory: Arrays,
         plan: Plan,
         rng: Randomness,
-        pull: Pull | None = None,
-        beside: Callable[[Batch, Tensor], None] | None = None,
-        average: float = 0.0,
     ) -> tuple[Weights, Arrays]:
-        """min over m_i of L_i by proximal SGD (eq:elbo_1_indiv): the expected loss on minibatches, the KL by its pull.
+        """Minimise L_i over m_i (eq:elbo_1_indiv); return the weights and the clients' reports."""
+        start = self.starting_point(problem, received, clients, memory)
+        pull = self.pulls(problem, received, clients, plan)
+        return self.descend(problem, received, clients, start, pull, plan, rng)
 
-        SGD at one learning rate wanders about the minimum as draws from q_i would: with `average`, m_i is the mean of its end.
-        """
+    def starting_point(
+        self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays
+    ) -> Weights:
+        """Return where these clients begin: at their last iterate if they remember one."""
         start = self.beginning(problem, received, clients)
         if "m" in memory:
             start.theta = torch.where(memory["seen"].bool(), memory["m"], start.theta)
-        iterates = Iterates.last(start, clients, plan, average) if average > 0 else None
-        head_pull = None
-        if self.kl_weight > 0:
-            sizes = clients.sizes.to(problem.network.device)
-            pull = self.pull(problem, received, sizes) if pull is None else pull
-            head_pull = self.head_pull(problem, received, sizes) if plan.train_head else None
-        prior: Any = {"pull": pull, "head_pull": head_pull, "p_do": self.p_do}
+        return start
+
+    def pulls(
+        self, problem: Problem, received: Arrays, clients: Clients, plan: Plan
+    ) -> tuple[Pull | None, Pull | None]:
+        """Return the prior's pull on the body and on the head; None where there is none."""
+        if self.kl_weight == 0:
+            return None, None
+        sizes = clients.sizes.to(problem.network.device)
+        head = self.head_pull(problem, received, sizes) if plan.train_head else None
+        return self.pull(problem, received, sizes), head
+
+    def descend(
+        self,
+        problem: Problem,
+        received: Arrays,
+        clients: Clients,
+        start: Weights,
+        pulls: tuple[Pull | None, Pull | None],
+        plan: Plan,
+        rng: Randomness,
+        beside: Callable[[Batch, Tensor], None] | None = None,
+    ) -> tuple[Weights, Arrays]:
+        """Run proximal SGD from `start`: the expected loss on minibatches, the KL by its pull."""
         weights, reports = train(
             problem.network,
             problem.likelihood,
@@ -175,28 +200,21 @@ class Hierarchical(Stateless, ABC):
             clients,
             plan,
             rng,
-            **prior,
-            beside=iterates or beside,
+            pull=pulls[0],
+            head_pull=pulls[1],
+            p_do=self.p_do,
+            beside=beside,
         )
-        if iterates is not None:
-            iterates.settle()
         return weights, reports | self.reports(problem, received, weights.theta)
 
     def reports(self, problem: Problem, received: Arrays, m: Tensor) -> Arrays:
-        """What clients report beside their loss: their KL [C]."""
+        """Return what clients report beside their loss: their KL [C]."""
         return {"kl": self.kl(problem, received, m).double()}
 
-    def total_kl(self, problem: Problem, received: Arrays, summary: Arrays) -> float:
-        """The cohort's KL terms, summed."""
-        return summary["kl"].item()
-
-    def found(self, weights: Weights, received: Arrays, reports: Arrays) -> Arrays:
-        """What a client sends: m_i, and the head and buffers that are shared."""
-        return (
-            {"m": weights.theta}
-            | {key: getattr(weights, key) for key in ("head", "buffers") if key in received}
-            | reports
-        )
+    def answers_of(self, weights: Weights, received: Arrays, reports: Arrays) -> Arrays:
+        """Return the clients' answers: m_i, the head and buffers that are shared, the reports."""
+        shared = {key: getattr(weights, key) for key in ("head", "buffers") if key in received}
+        return {"m": weights.theta} | shared | reports
 
     def local_update(
         self,
@@ -207,20 +225,20 @@ class Hierarchical(Stateless, ABC):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """Alg. 1, step 3."""
+        """Return the answers and the new memories."""
         weights, reports = self.fit(problem, received, clients, memory, plan, rng)
-        return self.found(weights, received, reports), self.recall(weights, memory)
+        return self.answers_of(weights, received, reports), self.new_memory(weights, memory)
 
-    def recall(self, weights: Weights, memory: Arrays) -> Arrays:
-        """The clients' new memory."""
-        return (
-            {"m": weights.theta.clone(), "seen": torch.ones_like(memory["seen"])}
-            if memory
-            else memory
-        )
+    def new_memory(self, weights: Weights, memory: Arrays) -> Arrays:
+        """Return the last iterate, where clients remember it."""
+        if not memory:
+            return memory
+        return {"m": weights.theta.clone(), "seen": torch.ones_like(memory["seen"])}
+
+    # Alg. 2: global prediction ----------------------------------------------------------------
 
     def mean(self, problem: Problem, server: Arrays) -> Tensor:
-        """The mean of theta under q(phi) [d], for prediction without sampling."""
+        """Return the mean of theta under q(phi) [d], for a prediction without sampling."""
         return self.centre(server)
 
     def predict(
@@ -231,20 +249,20 @@ class Hierarchical(Stateless, ABC):
         rng: Randomness,
         memory: Arrays | None = None,
     ) -> Tensor:
-        """Alg. 2: the mean prediction of S sampled networks."""
+        """Return the mean prediction of S sampled networks."""
         if self.num_samples == 0:
             theta = self.mean(problem, server).unsqueeze(0)
         else:
-            theta = self.sample(problem, server, self.num_samples, rng(SERVER, "predict")).to(
-                problem.network.dtype
-            )
+            theta = self.sample(problem, server, self.num_samples, rng(SERVER, "predict"))
+            theta = theta.to(problem.network.dtype)
         weights = start_weights(
             problem, self.mean(problem, server), self.common(server), len(theta)
         )
         weights.theta = theta
-        return mixture_prediction(
-            problem, weights, uniform(len(theta), x, problem.network.dtype), x
-        )
+        shares = uniform(len(theta), x, problem.network.dtype)
+        return mixture_prediction(problem, weights, shares, x)
+
+    # Alg. 3: personalisation ------------------------------------------------------------------
 
     def personalise(
         self,
@@ -255,65 +273,28 @@ class Hierarchical(Stateless, ABC):
         plan: Plan,
         rng: Randomness,
     ) -> Personalised:
-        """Alg. 3: the client update with the head trained too; the prediction is taken at m, the mean of the last iterates."""
+        """Return the point m_i of the client update, with the head trained too.
+
+        SGD at one learning rate wanders about the minimum. With `average`, m_i is the mean of the
+        last share of its steps.
+        """
         received = self.broadcast(server, clients.ids.tolist())
-        weights, _ = self.fit(problem, received, clients, {}, plan, rng, average=self.average)
+        start = self.starting_point(problem, received, clients, {})
+        pulls = self.pulls(problem, received, clients, plan)
+        iterates = Iterates.last(start, clients, plan, self.average) if self.average > 0 else None
+        weights, _ = self.descend(
+            problem, received, clients, start, pulls, plan, rng, beside=iterates
+        )
+        if iterates is not None:
+            iterates.settle()
         return Personalised.point(problem, weights)
 
-    # The objectives, as functions ------------------------------------------------------------------------------------------
+    # Records ----------------------------------------------------------------------------------
 
-    def expected_loss(
-        self, problem: Problem, received: Arrays, clients: Clients, m: Tensor
-    ) -> Tensor:
-        """-log p(D_i | m_i) for each client, over all of its training data: m [C, d] -> [C]."""
-        weights = start_weights(problem, self.centre(received), self.common(received), len(clients))
-        total = []
-        for c in range(len(clients)):
-            x, y = clients.train.examples(c)
-            one = Weights(m[c : c + 1], weights.head[c : c + 1], weights.buffers[c : c + 1])
-            total.append(
-                problem.likelihood.loss(
-                    problem.network.outputs(one, x.unsqueeze(0)), y.unsqueeze(0)
-                ).sum()
-            )
-        return torch.stack(total)
-
-    def client_objective(
-        self, problem: Problem, received: Arrays, clients: Clients, m: Tensor
-    ) -> Tensor:
-        """L_i for each client [C] (eq:elbo_1_indiv), up to a constant."""
-        return self.expected_loss(problem, received, clients, m) + self.kl_weight * self.kl(
-            problem, received, m
-        )
-
-    def server_objective(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
-        """L_0 (eq:elbo_2) for the m [N_f, d] of a cohort, up to a constant."""
-        scale = problem.federation.num_clients / len(m)
-        return (
-            self.global_kl(problem, server)
-            - scale * self.expected_log_prior(problem, server, m).sum()
-        )
-
-    def negative_elbo(
-        self, problem: Problem, server: Arrays, clients: Clients, m: Tensor
-    ) -> Tensor:
-        """L (eq:elbo), as the N / N_f estimate where `clients` are a cohort; up to a constant."""
-        scale, rest = (
-            problem.federation.num_clients / len(clients),
-            self.server_objective(problem, server, m),
-        )
-        return scale * self.expected_loss(problem, server, clients, m).sum() + self.kl_weight * rest
+    def total_kl(self, problem: Problem, received: Arrays, summary: Arrays) -> float:
+        """Return the sum of the cohort's KL terms."""
+        return summary["kl"].item()
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
-        """The negative ELBO from the clients' running losses, and the KL's share of their objective."""
-        count = summary["count"].item()
-        loss, kl = summary["loss"].item(), self.kl_weight * self.total_kl(problem, server, summary)
-        N, normaliser = problem.federation.num_clients, float(self.log_normaliser(problem, server))
-        nelbo = N / count * (loss + kl) + self.kl_weight * (
-            N * normaliser + float(self.global_kl(problem, server))
-        )
-        return {
-            "negative_elbo": nelbo,
-            "kl": kl / count,
-            "penalty_share": kl / (loss + kl) if loss + kl else 0.0,
-        }
+        """Return the negative ELBO and the KL's share of the clients' objective."""
+        return objectives.of_round(self, problem, server, summary)

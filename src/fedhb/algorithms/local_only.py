@@ -27,9 +27,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.contract import Arrays, Personalised, Problem, Stateless
+from fedhb.algorithms.contract import (
+    AlgorithmBase,
+    Arrays,
+    ClientId,
+    Kind,
+    Personalised,
+    Problem,
+    Vector,
+)
 from fedhb.algorithms.toolbox import (
     SHARED,
+    SHARED_ANSWERS,
     mixture_prediction,
     repeat,
     shared_parts,
@@ -48,10 +57,15 @@ MODEL = ("theta", *SHARED)
 
 
 @dataclass(frozen=True)
-class LocalOnly(Stateless):
+class LocalOnly(AlgorithmBase):
     """Every client for itself."""
 
     name: ClassVar[str] = "local"
+    answer: ClassVar[Mapping[str, Kind]] = {
+        "theta": Vector(),
+        **SHARED_ANSWERS,
+        "client": ClientId(),
+    }
     sends: ClassVar[bool] = False
     training: ClassVar[Mapping[str, float]] = {
         "lr": 0.1,
@@ -59,9 +73,6 @@ class LocalOnly(Stateless):
         "personal_lr": 0.01,
         "personal_epochs": 5,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
     num_models: int = setting(
         50, "M, local models whose predictions the global one averages", positive=True
     )

@@ -1,37 +1,45 @@
-"""The Mixture model (Alg. 7 to 9 of the paper): K prototypes, and a gate that says which of them an input belongs to.
+"""The Mixture model (Alg. 7 to 9): K prototypes, and a gate that assigns inputs to them (gate.py).
 
-    p(phi) = prod_j N(mu_j; 0, I),   p(theta_i | phi) = 1/K sum_j N(theta_i; mu_j, sigma2 I)                eq:mix_prior
-    q(phi) = prod_j N(mu_j; r_j, eps^2 I),   q_i(theta_i) = N(theta_i; m_i, eps^2 I)                        eq:mix_vi_q
+    p(phi) = prod_j N(mu_j; 0, I),   p(theta_i | phi) = 1/K sum_j N(theta_i; mu_j, sigma2 I)
+                                                                                        eq:mix_prior
+    q(phi) = prod_j N(mu_j; r_j, eps^2 I),   q_i(theta_i) = N(theta_i; m_i, eps^2 I)     eq:mix_vi_q
 
-Clients minimise -log p(D_i | m_i) - log sum_j exp(-||m_i - r_j||^2 / (2 sigma2))                           eq:mix_client_opt2
-and train the gate g(x; beta) on their inputs with the label j* = argmin_j ||m_i - r_j||.
-The server takes one EM step on its objective (eq:mix_server):
+Clients minimise (eq:mix_client_opt2)
+
+    -log p(D_i | m_i) - log sum_j exp(-||m_i - r_j||^2 / (2 sigma2))
+
+and train the gate. The server takes one EM step on its objective (eq:mix_server),
 
     E: c(j|i) = softmax_j(-||m_i - r_j||^2 / (2 sigma2))
     M: r_j = mean_i c(j|i) m_i / (sigma2 / N + mean_i c(j|i))
 
-and averages beta. Global prediction: sum_j g_j(x) p(y | x, r_j). eps is so small that q_i and q(phi) are taken at their means.
-Sent: (K+1)d down (r, beta), 2d up (m_i, beta_i); with one prototype there is no gate: d and d.
+and averages beta. Global prediction: sum_j g_j(x) p(y | x, r_j). eps is so small that q_i and
+q(phi) are taken at their means. Sent: (K+1)d down (r, beta), 2d up (m_i, beta_i); with one
+prototype there is no gate: d and d.
 
-A prototype that no client of a round is near to keeps its place (the formula would move it to zero in one step); after
-`patience` rounds alone it starts again beside the most used one. `idle` [K] counts those rounds.
+A prototype that no client of a round is near to keeps its place (the formula would move it to zero
+in one step). After `patience` rounds alone it starts again beside the most used one. `idle` [K]
+counts those rounds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedhb import distributions
-from fedhb.algorithms.contract import Arrays, Problem
+from fedhb.algorithms import gate
+from fedhb.algorithms.contract import Arrays, Kind, Problem, Release, Vector
 from fedhb.algorithms.hierarchical import Hierarchical
-from fedhb.algorithms.prototypes import Nearness, by_prototype
+from fedhb.algorithms.niw import PRINTED_TRAINING
 from fedhb.algorithms.toolbox import (
+    SHARED_ANSWERS,
     average_shared,
     differences,
     mixture_prediction,
@@ -41,26 +49,40 @@ from fedhb.algorithms.toolbox import (
     step,
     summarise_shared,
 )
-from fedhb.clients.clients import Clients
-from fedhb.likelihood import Categorical
+from fedhb.clients.clients import Clients, Share
 from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER, Randomness
 from fedhb.settings_fields import setting
 from fedhb.training.batches import Batch
 from fedhb.training.plan import Plan
 from fedhb.training.proximal import Pull
-from fedhb.training.sgd import Sgd
 
-SAMPLE = 100  # examples by which a client finds the prototype to begin at
-ALIVE = 1e-6  # the mean responsibility that makes a prototype alive in a round
+SAMPLE = 100
+"""Examples by which a client chooses the prototype to begin at."""
+
+ALIVE = 1e-6
+"""The mean responsibility from which on a prototype counts as used in a round."""
+
+
+def without_clients(summary: Arrays, deviation: float) -> Arrays:
+    """Return noised sums where prototypes whose mass does not exceed the noise have none."""
+    mass = summary["c"]
+    return summary | {"c": torch.where(mass > 2.0 * deviation, mass, 0.0)}
 
 
 @dataclass(frozen=True)
 class Mixture(Hierarchical):
-    """K prototypes with a gate."""
+    """The paper's mixture of K prototypes with a gate."""
 
     name: ClassVar[str] = "mixture"
-    private: ClassVar[bool] = True
+    answer: ClassVar[Mapping[str, Kind]] = {
+        "m": Vector(),
+        **SHARED_ANSWERS,
+        "buffers": Vector(),
+        "beta": Vector("beta"),
+        "beta_buffers": Vector("beta_buffers"),
+    }
+    release: ClassVar[Release | None] = Release(repair=without_clients)
     training: ClassVar[Mapping[str, float]] = {
         "lr": 0.05,
         "momentum": 0.9,
@@ -75,55 +97,59 @@ class Mixture(Hierarchical):
         "where clients begin: global (the centre), last, or nearest (prototype)",
         choices=("global", "last", "nearest"),
     )
-    num_prototypes: int = setting(2, "K", positive=True)
+    num_prototypes: int = setting(2, "number of prototypes", positive=True)
     sigma2: float = setting(
         1.0, "variance of a client's weights around its prototype", positive=True
     )
     noise: float = setting(
-        1e-3, "prototypes begin at the initial network plus noise of this deviation", least=0.0
+        1e-3, "deviation of the first prototypes from the initial network", least=0.0
     )
     patience: int = setting(
         30, "rounds without clients after which a prototype starts again", least=0
     )
-    shrink: bool = setting(
-        False, "the prior N(0, I) on prototypes, sigma2 / N in the M-step, as printed"
-    )
+    shrink: bool = setting(False, "use the printed prior N(0, I) on the prototypes")
+
+    @classmethod
+    def as_printed(cls) -> dict[str, Any]:
+        """Return every printed constant, as keywords of `fit`."""
+        mixture = cls(update="body", kl_weight=1.0, num_prototypes=2, sigma2=0.1, shrink=True)
+        return {"algorithm": mixture, **PRINTED_TRAINING}
+
+    # Alg. 7: block-coordinate descent -----------------------------------------------------------
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
-        """Prototypes at one network plus small noise (equal ones would stay equal, far ones would die); gate = the body."""
+        """Return prototypes at one network plus small noise, and the gate.
+
+        Equal prototypes would stay equal, and far ones would lose all clients.
+        """
         theta, K = problem.network.theta, self.num_prototypes
-        noise = torch.randn(
-            K, len(theta), generator=rng(SERVER, "prototypes"), dtype=torch.float32
-        ).to(theta)
-        server = {
-            "r": theta + (self.noise if K > 1 else 0.0) * noise,
-            "idle": torch.zeros(K, dtype=torch.int64),
-        }
+        generator = rng(SERVER, "prototypes")
+        noise = torch.randn(K, len(theta), generator=generator, dtype=torch.float32).to(theta)
+        r = theta + (self.noise if K > 1 else 0.0) * noise
+        server = {"r": r, "idle": torch.zeros(K, dtype=torch.int64)}
         shared = shared_parts(problem, self.update, shortens=self.shrink)
         if "buffers" in shared:
             server["buffers"] = repeat(shared.pop("buffers"), K)
         if K > 1:
-            server["beta"] = theta.clone()
-            if len(problem.network.buffers):
-                server["beta_buffers"] = problem.network.buffers.clone()
+            server |= gate.start(problem)
         return server | shared
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
-        """All but the count of idle rounds."""
+        """Send all but the count of idle rounds."""
         return {key: value for key, value in server.items() if key != "idle"}
 
     def centre(self, received: Arrays) -> Tensor:
-        """The mean of the prototypes."""
+        """Return the mean of the prototypes."""
         return received["r"].mean(0)
 
     def common(self, received: Arrays) -> Arrays:
-        """A client begins with the mean of the prototypes' buffers."""
-        return received | (
-            {"buffers": received["buffers"].mean(0)} if "buffers" in received else {}
-        )
+        """Return the head, and the mean of the prototypes' buffers."""
+        if "buffers" not in received:
+            return received
+        return received | {"buffers": received["buffers"].mean(0)}
 
     def beginning(self, problem: Problem, received: Arrays, clients: Clients) -> Weights:
-        """The centre, or (begin="nearest") the prototype under which a sample of the client's own data is likeliest."""
+        """Return the centre, or the prototype of least loss on a sample of the client's data."""
         start = super().beginning(problem, received, clients)
         if self.begin == "nearest" and len(received["r"]) > 1:
             for c, j in enumerate(self.likeliest(problem, received, clients)):
@@ -133,43 +159,37 @@ class Mixture(Hierarchical):
         return start
 
     def likeliest(self, problem: Problem, received: Arrays, clients: Clients) -> list[int]:
-        """argmax_j log p(sample of D_i | r_j) for each client; the sample has at most SAMPLE examples."""
+        """Return argmax_j log p(sample of D_i | r_j) of each client."""
         prototypes = self.prototypes(problem, received)
-        best = []
+        K, best = len(prototypes.theta), []
         for c in range(len(clients)):
             x, y = clients.train.examples(c, SAMPLE)
-            outputs = problem.network.outputs(prototypes, x.expand(len(prototypes.theta), *x.shape))
-            loss = problem.likelihood.loss(outputs, y.expand(len(outputs), *y.shape))
+            outputs = problem.network.outputs(prototypes, x.expand(K, *x.shape))
+            loss = problem.likelihood.loss(outputs, y.expand(K, *y.shape))
             best.append(int(loss.sum(1).argmin()))
         return best
 
     def prototypes(self, problem: Problem, server: Arrays) -> Weights:
-        """The K prototypes as networks, each with its own buffers."""
+        """Return the K prototypes as networks, each with its own buffers."""
         weights = start_weights(problem, server["r"][0], self.common(server), len(server["r"]))
         weights.theta = server["r"]
         weights.buffers = server.get("buffers", weights.buffers)
         return weights
 
     def pull(
-        self, problem: Problem, received: Arrays, sizes: Tensor, near: Nearness | None = None
+        self, problem: Problem, received: Arrays, sizes: Tensor, nearness: Nearness | None = None
     ) -> Pull:
-        """mu = kl_weight / (sigma2 |D_i|), towards sum_j c(j|m) r_j with c at the current m: Jensen's bound, as in EM."""
-        r = received["r"]
-        sizes = (
-            sizes[:1] if (sizes == sizes[0]).all() else sizes
-        )  # equal clients share one strength
-        mu = (self.kl_weight / (self.sigma2 * sizes.to(r.dtype))).unsqueeze(1)
-        return (
-            Pull(mu, r[0])
-            if len(r) == 1
-            else Pull(mu, r, (near or Nearness(r, self.sigma2)).responsibilities)
-        )
+        """Return mu = kl_weight / (sigma2 |D_i|), towards sum_j c(j|m) r_j at the current m.
 
-    def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
-        """-log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2)), which is never negative."""
-        return distributions.mixture_penalty(m, received["r"], self.sigma2) + math.log(
-            len(received["r"])
-        )
+        This is Jensen's bound of the KL, as in EM.
+        """
+        r = received["r"]
+        sizes = sizes[:1] if (sizes == sizes[0]).all() else sizes  # equal clients share one number
+        mu = (self.kl_weight / (self.sigma2 * sizes.to(r.dtype))).unsqueeze(1)
+        if len(r) == 1:
+            return Pull(mu, r[0])
+        nearness = nearness or Nearness(r, self.sigma2)
+        return Pull(mu, r, nearness.responsibilities)
 
     def local_update(
         self,
@@ -180,55 +200,44 @@ class Mixture(Hierarchical):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """Alg. 7, step 3: m_i by proximal SGD, and beta_i by SGD on (x, j*) with the same minibatches."""
-        K = len(received["r"])
-        if K == 1:
+        """Train m_i by proximal SGD, and beta_i on (x, j*) with the same minibatches."""
+        if len(received["r"]) == 1:
             return super().local_update(problem, received, clients, memory, plan, rng)
-        near = Nearness(received["r"], self.sigma2)
-        gate = Sgd(
-            problem.network.gate(K),
-            gate_weights(problem, received, len(clients)),
-            replace(plan, train_head=False),
-        )
+        nearness = Nearness(received["r"], self.sigma2)
+        gates = gate.GateTraining(problem, received, len(clients), plan)
 
         def train_gate(batch: Batch, m: Tensor) -> None:
-            j_star = near.scores(m).argmax(1)  # [A]
-            gate.step(batch, Categorical(K), y=j_star.unsqueeze(1).expand(batch.y.shape[:2]))
+            gates.step(batch, j_star=nearness.scores(m).argmax(1))
 
-        # the next step's pull asks how near m is where the gate has asked: one answer serves both
-        pull = (
-            self.pull(problem, received, clients.sizes.to(problem.network.device), near)
-            if self.kl_weight > 0
-            else None
+        # the next step's pull asks for the same nearness that the gate has asked for
+        start = self.starting_point(problem, received, clients, memory)
+        sizes = clients.sizes.to(problem.network.device)
+        pull = self.pull(problem, received, sizes, nearness) if self.kl_weight > 0 else None
+        weights, reports = self.descend(
+            problem, received, clients, start, (pull, None), plan, rng, beside=train_gate
         )
-        weights, reports = self.fit(
-            problem, received, clients, memory, plan, rng, pull, beside=train_gate
-        )
-        found = self.found(weights, received, reports) | {"beta": gate.weights.theta}
-        if "beta_buffers" in received:
-            found["beta_buffers"] = gate.weights.buffers
-        return found, self.recall(weights, memory)
+        answers = self.answers_of(weights, received, reports) | gates.answers(received)
+        return answers, self.new_memory(weights, memory)
 
     def summarise(
-        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+        self, problem: Problem, received: Arrays, answers: Arrays, rng: Randomness
     ) -> Arrays:
-        """E-step: sum_i c(j|i) and sum_i c(j|i) (m_i - r_j); sums of beta_i, and of the buffers under c."""
-        m, r = found["m"], received["r"]
+        """Take the E-step: return sum_i c(j|i), sum_i c(j|i) (m_i - r_j), and sums of beta_i."""
+        m, r = answers["m"], received["r"]
         c = distributions.responsibilities(m, r, self.sigma2).double()  # [C, K]
-        ones = torch.ones_like(found["examples"])
-        shared = {k: v for k, v in received.items() if k != "buffers"}
-        sums = {"c": c.sum(0), "r": by_prototype(m, r, c), **summarise_shared(found, shared, ones)}
+        ones = torch.ones_like(answers["examples"])
+        shared = {key: value for key, value in received.items() if key != "buffers"}
+        sums = {"c": c.sum(0), "r": sums_by_prototype(m, r, c)}
+        sums |= summarise_shared(answers, shared, ones)
         if "buffers" in received:
-            sums["prototype_buffers"] = by_prototype(found["buffers"], received["buffers"], c)
-        for key in ("beta", "beta_buffers"):
-            if key in received:
-                sums[key] = differences(found[key], received[key], ones)
-        return sums
+            buffers = sums_by_prototype(answers["buffers"], received["buffers"], c)
+            sums["prototype_buffers"] = buffers
+        return sums | gate.summarise(answers, received, ones)
 
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """M-step on the prototypes that have clients; dead ones wait, then start again beside the most used one."""
+        """Take the M-step on the prototypes that have clients; the others wait (module docstring)."""
         count, mass = summary["count"], summary["c"].unsqueeze(1)
         alive = summary["c"] / count >= ALIVE
         mean = server["r"].double() + summary["r"] / mass.clamp_min(ALIVE)
@@ -236,30 +245,23 @@ class Mixture(Hierarchical):
         extra = self.sigma2 * count / problem.federation.num_clients if self.shrink else 0.0
         r = torch.where(alive.unsqueeze(1), mass / (mass + extra) * mean, server["r"].double())
         idle = torch.where(alive, 0, server["idle"] + 1)
-        respawn = idle > self.patience
-        if respawn.any():
-            noise = torch.randn(
-                server["r"].shape, generator=rng(SERVER, "respawn"), dtype=torch.float32
-            ).to(r)
-            r = torch.where(respawn.unsqueeze(1), r[summary["c"].argmax()] + self.noise * noise, r)
-            idle = torch.where(respawn, 0, idle)
+        restart = idle > self.patience
+        if restart.any():
+            generator = rng(SERVER, "respawn")
+            shape = server["r"].shape
+            noise = torch.randn(shape, generator=generator, dtype=torch.float32).to(r)
+            beside = r[summary["c"].argmax()] + self.noise * noise
+            r = torch.where(restart.unsqueeze(1), beside, r)
+            idle = torch.where(restart, 0, idle)
         new = {"r": r.to(server["r"].dtype), "idle": idle, **average_shared(server, summary)}
         if "prototype_buffers" in summary:
-            step_by_prototype = torch.where(
-                alive.unsqueeze(1), summary["prototype_buffers"] / mass.clamp_min(ALIVE), 0.0
-            )
-            buffers = step(server["buffers"], step_by_prototype)
-            new["buffers"] = torch.where(
-                respawn.unsqueeze(1), buffers[summary["c"].argmax()], buffers
-            )
-        for key in ("beta", "beta_buffers"):
-            if key in summary:
-                new[key] = step(server[key], summary[key] / count)
-        return new
+            moved = summary["prototype_buffers"] / mass.clamp_min(ALIVE)
+            buffers = step(server["buffers"], torch.where(alive.unsqueeze(1), moved, 0.0))
+            most_used = buffers[summary["c"].argmax()]
+            new["buffers"] = torch.where(restart.unsqueeze(1), most_used, buffers)
+        return new | gate.aggregate(server, summary)
 
-    def repair(self, summary: Arrays, deviation: float) -> Arrays:
-        """Under noise of this deviation (privacy.py), a prototype whose mass does not stand out of it has no clients."""
-        return summary | {"c": torch.where(summary["c"] > 2.0 * deviation, summary["c"], 0.0)}
+    # Alg. 8: global prediction ------------------------------------------------------------------
 
     def predict(
         self,
@@ -269,51 +271,122 @@ class Mixture(Hierarchical):
         rng: Randomness,
         memory: Arrays | None = None,
     ) -> Tensor:
-        """Alg. 8: sum_j g_j(x) p(y | x, r_j), mixed as probabilities."""
-        return mixture_prediction(
-            problem, self.prototypes(problem, server), self.gate(problem, server, x), x
-        )
-
-    def gate(self, problem: Problem, server: Arrays, x: Tensor) -> Tensor:
-        """g_j(x), [K, n]."""
-        K = len(server["r"])
-        if K == 1:
-            return torch.ones(1, len(x), dtype=problem.network.dtype, device=problem.network.device)
-        weights = gate_weights(problem, server, 1)
-        return problem.network.gate(K).outputs(weights, x.unsqueeze(0))[0].softmax(-1).T
+        """Return sum_j g_j(x) p(y | x, r_j), mixed as probabilities."""
+        shares = gate.probabilities(problem, server, x)
+        return mixture_prediction(problem, self.prototypes(problem, server), shares, x)
 
     def sample(
         self, problem: Problem, server: Arrays, count: int, generator: torch.Generator
     ) -> Tensor:
-        """theta ~ 1/K sum_j N(r_j, (sigma2 + eps^2) I): the prior predictive, which the gate replaces in prediction."""
+        """Draw theta ~ 1/K sum_j N(r_j, sigma2 I), which the gate replaces in prediction."""
         j = torch.randint(len(server["r"]), (count,), generator=generator)
         noise = torch.randn(count, problem.network.num_params, generator=generator)
         return server["r"][j] + self.sigma2**0.5 * noise.to(server["r"])
 
+    # The terms of the objectives ----------------------------------------------------------------
+
+    def kl(self, problem: Problem, received: Arrays, m: Tensor) -> Tensor:
+        """Return -log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2)), which is never negative."""
+        penalty = distributions.mixture_penalty(m, received["r"], self.sigma2)
+        return penalty + math.log(len(received["r"]))
+
     def global_kl(self, problem: Problem, server: Arrays) -> Tensor:
-        """1/2 sum_j ||r_j||^2, or nothing under a flat prior on the prototypes."""
-        return (
-            0.5 * server["r"].double().square().sum()
-            if self.shrink
-            else torch.zeros((), dtype=torch.float64)
-        )
+        """Return 1/2 sum_j ||r_j||^2, or nothing under a flat prior on the prototypes."""
+        if not self.shrink:
+            return torch.zeros((), dtype=torch.float64)
+        return 0.5 * server["r"].double().square().sum()
 
     def expected_log_prior(self, problem: Problem, server: Arrays, m: Tensor) -> Tensor:
-        """log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2))."""
+        """Return log 1/K sum_j exp(-||m_i - r_j||^2 / (2 sigma2))."""
         return -self.kl(problem, server, m)
 
+    # Records and reports --------------------------------------------------------------------------
+
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
-        """The objective, mean responsibilities, and the effective number of prototypes exp(entropy)."""
+        """Return the objective, mean responsibilities, and exp(their entropy)."""
         share = summary["c"] / summary["c"].sum()
         entropy = -(share * share.clamp_min(1e-300).log()).sum()
-        own = {"responsibilities": share.tolist(), "effective_prototypes": entropy.exp().item()}
-        return super().report(problem, server, summary) | own
+        return super().report(problem, server, summary) | {
+            "responsibilities": share.tolist(),
+            "effective_prototypes": entropy.exp().item(),
+        }
+
+    def describe(self, problem: Problem, server: Arrays) -> dict[str, Any]:
+        """Return the distances between the prototypes [K, K]."""
+        r = server["r"].double()
+        return {"distances": torch.cdist(r, r).tolist()}
+
+    def describe_personal(
+        self, problem: Problem, server: Arrays, theta: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return c(j|i) [C, K] at the clients' personal weights."""
+        c = distributions.responsibilities(theta, server["r"], self.sigma2)
+        return {"responsibilities": c}
+
+    def describe_examples(
+        self, problem: Problem, server: Arrays, share: Share, most: int
+    ) -> dict[str, Any]:
+        """Return the mean gate by client and by class, and each prototype's accuracy by class."""
+        K, classes = len(server["r"]), problem.federation.num_classes
+        prototypes = self.prototypes(problem, server)
+        gates, scores, labels = [], [], []
+        for k in range(
+            len(share.sizes)
+        ):  # alone: batch norm may take its statistics from the batch
+            x, y = share.examples(k, most)
+            gates.append(gate.probabilities(problem, server, x).double().cpu())
+            outputs = problem.network.outputs(prototypes, x.expand(K, *x.shape))
+            score = problem.likelihood.score(outputs, y.expand(K, *y.shape))
+            scores.append(score.double().cpu())
+            labels.append(y.cpu())
+        by_client = {"gate": [g.mean(1).tolist() for g in gates]}
+        if classes is None:
+            return by_client
+        y = torch.cat(labels)
+        return by_client | {
+            "gate_by_class": mean_by_class(torch.cat(gates, 1), y, classes).tolist(),
+            "prototype_accuracy": mean_by_class(torch.cat(scores, 1), y, classes).tolist(),
+        }
 
 
-def gate_weights(problem: Problem, received: Arrays, count: int) -> Weights:
-    """The gate's weights for `count` clients: beta under the gate's fixed random head."""
-    network = problem.network.gate(len(received["r"]))
-    buffers = received.get("beta_buffers", network.buffers)
-    return Weights(
-        repeat(received["beta"], count), repeat(network.head, count), repeat(buffers, count)
-    )
+class Nearness:
+    """How near clients at m [A, d] are to the prototypes r [K, d]; remembers the last question.
+
+    One product with the K - 1 offsets from the first prototype, which are small: nothing cancels,
+    and m is read once.
+    """
+
+    def __init__(self, r: Tensor, sigma2: float):
+        self.sigma2, self.offsets = sigma2, r[1:] - r[0]
+        self.bias = 0.5 * (self.offsets * (r[1:] + r[0])).sum(1)
+        self._last: tuple[Tensor, int, Tensor] | None = None
+
+    def scores(self, m: Tensor) -> Tensor:
+        """Return -||m - r_j||^2 / 2, less that of the first prototype, [A, K]."""
+        if self._last is not None:
+            at, version, scores = self._last  # `at` keeps its memory from being used again
+            if (m.data_ptr(), m.shape, m._version) == (at.data_ptr(), at.shape, version):
+                return scores
+        if len(self.offsets) == 1:  # a matrix product with a single column is slow
+            products = torch.mv(m, self.offsets[0]).unsqueeze(1)
+        else:
+            products = m @ self.offsets.T
+        scores = functional.pad(products - self.bias, (1, 0))
+        self._last = m, m._version, scores
+        return scores
+
+    def responsibilities(self, m: Tensor) -> Tensor:
+        """Return c(j|m) = softmax_j(-||m - r_j||^2 / (2 sigma2)), [A, K]."""
+        return (self.scores(m) / self.sigma2).softmax(1)
+
+
+def sums_by_prototype(vectors: Tensor, reference: Tensor, c: Tensor) -> Tensor:
+    """Return sum_i c(j|i) (vectors_i - reference_j): [C, k], [K, k], c [C, K] -> [K, k]."""
+    pairs = zip(reference, c.T, strict=True)
+    return torch.stack([differences(vectors, r_j, c_j) for r_j, c_j in pairs])
+
+
+def mean_by_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the mean of values [K, n] over each class [K, classes]; nan for an absent class."""
+    sums = torch.zeros(len(values), classes, dtype=values.dtype).index_add_(1, labels, values)
+    return sums / torch.bincount(labels, minlength=classes)

@@ -34,10 +34,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedhb.algorithms.contract import Arrays, Personalised, Problem, Stateless
+from fedhb.algorithms.contract import AlgorithmBase, Arrays, Kind, Personalised, Problem, Vector
 from fedhb.algorithms.pairs import Pair, spread
 from fedhb.algorithms.toolbox import (
     SHARED,
+    SHARED_ANSWERS,
     average_shared,
     differences,
     mixture_prediction,
@@ -60,19 +61,20 @@ NAMES = {"theta": ("mu", "rho"), "head": ("head", "head_rho")}
 
 
 @dataclass(frozen=True)
-class PFedBayes(Stateless):
+class PFedBayes(AlgorithmBase):
     """Personal mean-field Gaussians around a global one."""
 
     name: ClassVar[str] = "pfedbayes"
+    answer: ClassVar[Mapping[str, Kind]] = {
+        **{key: Vector(key) for pair in NAMES.values() for key in pair},
+        **SHARED_ANSWERS,
+    }
     training: ClassVar[Mapping[str, float]] = {
         "lr": 0.05,
         "momentum": 0.9,
         "personal_lr": 0.003,
         "personal_epochs": 15,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
     zeta: float = setting(
         10.0, "weight of KL(q_i || w); 1 is the paper's ELBO, large FedAvg, 0 no w", least=0.0
     )

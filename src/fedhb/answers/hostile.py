@@ -1,8 +1,7 @@
-"""Clients that mean harm, simulated: what they find is turned round, blown up, no number, or learned from false labels."""
+"""Simulated hostile clients: their answers are turned round, blown up, no numbers, or mislabelled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,22 +19,22 @@ FACTORS = {"sign-flip": -1.0, "scale": 10.0, "nan": float("nan")}
 
 
 def choose(num_clients: int, share: float, seed: int) -> list[int]:
-    """The positions of the clients that mean harm."""
+    """Return the positions of the hostile clients."""
     generator = Randomness(seed)(SERVER, "hostile")
-    return sorted(
-        torch.randperm(num_clients, generator=generator)[: round(share * num_clients)].tolist()
-    )
+    order = torch.randperm(num_clients, generator=generator)
+    return sorted(order[: round(share * num_clients)].tolist())
 
 
 def attacked(
     algorithm: Any, clients: Clients, attack: str, share: float, seed: int
 ) -> tuple[Any, Clients]:
-    """The federation with this share of hostile clients. They train as the others do; their data are theirs to spoil."""
+    """Return the algorithm and the clients of a federation with this share of hostile clients."""
     if attack not in ATTACKS:
         raise InputError(f"attack={attack!r}: choose {', '.join(ATTACKS)}")
     positions = choose(len(clients), share, seed)
     if attack != "label-flip":
-        return Hostile(algorithm, tuple(clients.ids[positions].tolist()), FACTORS[attack]), clients
+        ids = tuple(clients.ids[positions].tolist())
+        return Hostile(algorithm, ids, FACTORS[attack]), clients
     if clients.num_classes is None:
         raise InputError("attack='label-flip' needs classes: choose another attack")
     y = clients.train.y.clone()
@@ -48,7 +47,7 @@ def attacked(
 
 @dataclass(frozen=True)
 class Hostile:
-    """An algorithm some of whose clients multiply what they found, as a difference to what they were sent, by a factor."""
+    """An algorithm some of whose clients multiply the differences that they send by a factor."""
 
     algorithm: Any
     ids: tuple[int, ...]
@@ -66,19 +65,12 @@ class Hostile:
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """What the clients found, and what the hostile ones say they did."""
-        found, new = self.algorithm.local_update(problem, received, clients, memory, plan, rng)
-        rows = [k for k, i in enumerate(clients.ids.tolist()) if i in self.ids]
-        if rows:
-            found = found | _multiplied(found, received, self.algorithm.each, rows, self.factor)
-        return found, new
-
-
-def _multiplied(
-    found: Arrays, received: Arrays, each: Sequence[str], rows: Sequence[int], factor: float
-) -> Arrays:
-    vectors = Vectors.of(found, received, each)
-    by = torch.ones(len(next(iter(found.values()))))
-    by[list(rows)] = factor
-    vectors.scale(by)
-    return vectors.arrays()
+        """Return honest answers, but false ones of the hostile clients."""
+        answers, new = self.algorithm.local_update(problem, received, clients, memory, plan, rng)
+        by = torch.ones(len(clients))
+        by[[k for k, i in enumerate(clients.ids.tolist()) if i in self.ids]] = self.factor
+        if (by != 1.0).any():
+            vectors = Vectors.of(answers, received, self.algorithm)
+            vectors.scale(by)
+            answers = answers | vectors.arrays()
+        return answers, new

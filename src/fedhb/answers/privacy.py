@@ -1,18 +1,23 @@
-"""Differential privacy at the level of clients: what a round releases hardly depends on any one client.
+"""Differential privacy at the level of clients: a round's release hardly depends on any one client.
 
-A client's whole contribution to the sums, in differences to what it received, is one vector. It is clipped to a length S, the
-sums get Gaussian noise of deviation `noise` S in every coordinate, and whatever is divided by is a constant: clients count alike,
-and the count is the cohort's size however many answered. Losses and scores are not released.
+A client's whole contribution to the sums, in differences to what it received, is one vector. It is
+clipped to a length S. The sums get Gaussian noise of deviation `noise` S in every coordinate.
+Whatever is divided by is a constant: clients count alike, and the count is the cohort's size
+however many answered. Losses and scores are not released.
 
-S is `clip` = C, unless the algorithm clips what its client found and knows a bound of the sums: NIW clips d = m_i - m0 to C, and
-its sums (d, d^2) are then no longer than sqrt(C^2 + C^4). The vector is cut to S in any case.
+The algorithm declares its `release`: S for a clip C, which sums are withheld, and whether a
+client's vectors are clipped to C before they are summarised. For the printed NIW the differences
+d = m_i - m0 are clipped to C before they are squared, and its sums (d, d^2) are then no longer than
+S = sqrt(C^2 + C^4). The contribution is cut to S in any case.
 
-Neighbours are federations that differ in one client (replaced by any other), so the sums differ by at most 2 S. Cohorts are drawn
-without replacement; dp-accounting's Renyi accountant composes the rounds (Wang, Balle, Kasiviswanathan 2019, for the sampling).
+Neighbours are federations that differ in one client (replaced by any other), so the sums differ by
+at most 2 S. Cohorts are drawn without replacement; the Renyi accountant of dp-accounting composes
+the rounds (Wang, Balle, Kasiviswanathan 2019, for the sampling).
 
-Noise and cohorts come from a secret key by SHAKE-256. A generator for simulations will not do: torch's has 32 bits of seed, and
-whoever sees two successive models can try them all. Nor will the run's seed do for cohorts: sampling makes epsilon smaller only
-where nobody knows who was sampled.
+Noise and cohorts come from a secret key by SHAKE-256. A generator for simulations is not enough:
+torch's has 32 bits of seed, and whoever sees two successive models can try them all. The run's
+seed is not enough for cohorts either: sampling makes epsilon smaller only where nobody knows who
+was sampled.
 """
 
 from __future__ import annotations
@@ -27,8 +32,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhb.algorithms.contract import Algorithm, Arrays, Problem
-from fedhb.algorithms.toolbox import REPORTS, add
+from fedhb.algorithms import ALGORITHMS
+from fedhb.algorithms.contract import (
+    Algorithm,
+    Arrays,
+    NumExamples,
+    Problem,
+    Release,
+    Reported,
+    Vector,
+    declared_release,
+)
+from fedhb.algorithms.toolbox import add
 from fedhb.errors import InputError
 from fedhb.seeding import Randomness, absorb
 
@@ -77,13 +92,13 @@ class Privacy:
         return sorted(order[: self.cohort].tolist())
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds cost, at `delta`."""
-        return epsilon(self.noise, self.num_clients, self.cohort, rounds, self.delta)
+        """Return what so many rounds cost, at `delta`."""
+        return epsilon_of([(self, rounds)])
 
-    def record(self, rounds: int) -> dict[str, Any]:
-        """For result.json."""
+    def record(self, epsilon: float) -> dict[str, Any]:
+        """Return what result.json holds, of a run that has cost so much."""
         return {
-            "epsilon": self.epsilon(rounds),
+            "epsilon": epsilon,
             "delta": self.delta,
             "noise": self.noise,
             "clip": self.clip,
@@ -93,12 +108,17 @@ class Privacy:
         }
 
 
-def epsilon(noise: float, num_clients: int, cohort: int, rounds: int, delta: float) -> float:
-    """The privacy loss of `rounds` rounds by the Renyi accountant of dp-accounting: divergences add up over rounds."""
-    orders, divergences = one_round(noise, num_clients, cohort)
+def epsilon_of(spent: Sequence[tuple[Privacy, int]]) -> float:
+    """Return the privacy loss of several mechanisms, each used so many times.
+
+    By the Renyi accountant of dp-accounting, divergences add up.
+    """
+    parts = [(one_round(p.noise, p.num_clients, p.cohort), times) for p, times in spent]
     from dp_accounting import rdp
 
-    return float(rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
+    orders = parts[0][0][0]
+    divergences = sum(times * divergence for (_, divergence), times in parts)
+    return float(rdp.compute_epsilon(orders, divergences, spent[0][0].delta)[0])
 
 
 @cache
@@ -123,80 +143,98 @@ def one_round(noise: float, num_clients: int, cohort: int) -> tuple[Any, Any]:
 
 
 class Private:
-    """An algorithm whose sums are clipped and noised; all else is the algorithm's own. Engines need to know nothing of it."""
+    """An algorithm whose sums are clipped and noised. All else is the algorithm's own."""
 
     def __init__(self, algorithm: Algorithm, privacy: Privacy):
-        if not vars(type(algorithm)).get("private", False):
+        release = declared_release(algorithm)
+        if release is None:
             raise InputError(
-                f"dp_noise={privacy.noise} with {algorithm.name}: its sums are not averages of bounded vectors; "
-                "choose niw, mixture, fedavg, fedprox or fedbabu"
+                f"dp_noise={privacy.noise} with {_name_of(algorithm)}: it does not declare how its sums "
+                f"may be released; choose {', '.join(releasing())}"
             )
         self.algorithm, self.privacy = algorithm, privacy
+        self.release: Release = release
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.algorithm, name)
 
     def bound(self) -> float:
-        """S."""
-        own = getattr(self.algorithm, "contribution_bound", None)
-        return float(own(self.privacy.clip)) if own is not None else self.privacy.clip
-
-    def withheld(self) -> tuple[str, ...]:
-        """Sums that the algorithm does without."""
-        return tuple(getattr(self.algorithm, "withheld", ()))
+        """Return S."""
+        return float(self.release.bound(self.privacy.clip))
 
     def summarise(
-        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+        self, problem: Problem, received: Arrays, answers: Arrays, rng: Randomness
     ) -> Arrays:
-        """The sum of the clients' clipped contributions, each client for itself."""
-        count = len(found["examples"])
+        """Return the sum of the clients' clipped contributions."""
+        count = len(next(iter(answers.values())))
+        unreleased = [
+            key for key, kind in self.algorithm.answer.items() if isinstance(kind, Reported)
+        ]
+        weights = [
+            key for key, kind in self.algorithm.answer.items() if isinstance(kind, NumExamples)
+        ]
         total: Arrays | None = None
         for c in range(count):
-            own = {
+            sent = {
                 key: value[c : c + 1] if key in self.algorithm.each else value
                 for key, value in received.items()
             }
-            one = {key: value[c : c + 1] for key, value in found.items()}
-            one["examples"] = torch.ones_like(one["examples"])
-            shorten = getattr(self.algorithm, "shorten", None)
-            if shorten is not None:
-                one = shorten(own, one, self.privacy.clip)
-            part = self.algorithm.summarise(problem, own, one, rng)
-            total = add(
-                total, self.clipped({k: v for k, v in part.items() if k not in (*FIXED, *REPORTS)})
-            )
+            answer = {key: value[c : c + 1] for key, value in answers.items()}
+            answer |= {key: torch.ones_like(answer[key]) for key in weights if key in answer}
+            if self.release.clip_answers:
+                answer = self.shortened(sent, answer)
+            part = self.algorithm.summarise(problem, sent, answer, rng)
+            part = {k: v for k, v in part.items() if k not in (*FIXED, *unreleased)}
+            total = add(total, self.clipped(part))
         assert total is not None
         return total | {"count": torch.tensor(float(count), dtype=torch.float64)}
 
-    def clipped(self, part: Arrays) -> Arrays:
-        """A contribution, no longer than S over all of its arrays together; what is withheld is zero."""
-        kept = {
-            k: v.double() if k not in self.withheld() else torch.zeros_like(v, dtype=torch.float64)
-            for k, v in part.items()
+    def shortened(self, received: Arrays, answer: Arrays) -> Arrays:
+        """Return an answer [1, ...] with its vectors' differences together no longer than C."""
+        references = {
+            key: received[kind.relative_to]
+            for key, kind in self.algorithm.answer.items()
+            if isinstance(kind, Vector) and key in answer and kind.relative_to in received
         }
-        length = float(torch.stack([v.square().sum().cpu() for v in kept.values()]).sum().sqrt())
+        gaps = {key: answer[key] - reference for key, reference in references.items()}
+        squares = torch.stack([gap.double().square().sum() for gap in gaps.values()])
+        length = float(squares.sum().sqrt())
+        scale = min(1.0, self.privacy.clip / length) if length > 0 else 1.0
+        return answer | {key: references[key] + scale * gap for key, gap in gaps.items()}
+
+    def clipped(self, part: Arrays) -> Arrays:
+        """Return a contribution no longer than S over all of its arrays; withheld ones are zero."""
+        kept = {
+            key: torch.zeros_like(value, dtype=torch.float64)
+            if key in self.release.withheld
+            else value.double()
+            for key, value in part.items()
+        }
+        squares = torch.stack([value.square().sum().cpu() for value in kept.values()])
+        length = float(squares.sum().sqrt())
         scale = min(1.0, self.bound() / length) if length > 0 else 1.0
         return {key: value * scale for key, value in kept.items()}
 
     def noised(self, summary: Arrays, round_number: int) -> Arrays:
-        """What is released: the sums with noise, and the cohort's size in place of every count."""
-        deviation, found = self.privacy.noise * self.bound(), {}
+        """Return what is released: sums with noise, and the cohort's size for every count."""
+        deviation = self.privacy.noise * self.bound()
+        released: Arrays = {}
         name = f"noise {round_number} {self.mark(summary)}"
         for key, value in summary.items():
-            if key in FIXED:
-                continue
-            if key in self.withheld():
-                found[key] = value
-                continue
-            found[key] = value + deviation * self.privacy.normal(f"{name} {key}", value.shape).to(
-                value.device
-            )
+            if key in self.release.withheld:
+                released[key] = value
+            elif key not in FIXED:
+                noise = self.privacy.normal(f"{name} {key}", value.shape)
+                released[key] = value + deviation * noise.to(value.device)
         size = torch.tensor(float(self.privacy.cohort), dtype=torch.float64)
-        return found | dict.fromkeys(FIXED, size)
+        return released | dict.fromkeys(FIXED, size)
 
     def mark(self, summary: Arrays) -> str:
-        """A hash of the sums. Noise depends on them: a round that is run again over other answers would else have the same, and
-        the difference of both releases none."""
+        """Return a hash of the sums, which the noise depends on.
+
+        A round that is run again over other answers would else have the same noise, and the
+        difference of both releases none.
+        """
         digest = hashlib.sha256()
         absorb(digest, [summary[key] for key in sorted(summary.keys() - set(FIXED))])
         return digest.hexdigest()
@@ -204,15 +242,23 @@ class Private:
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """The algorithm's own, from the noised sums; first it may put right what noise makes impossible."""
+        """Return the algorithm's new state from the noised sums, once they are repaired."""
         released = self.noised(summary, rng.round)
-        repair = getattr(self.algorithm, "repair", None)
-        if repair is not None:
-            released = repair(released, self.privacy.noise * self.bound())
+        released = self.release.repair(released, self.privacy.noise * self.bound())
         return self.algorithm.aggregate(problem, server, released, rng)
 
     def report(
         self, problem: Problem, server: Arrays, summary: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Nothing of the sums."""
+        """Record nothing of the sums."""
         return {}
+
+
+def releasing() -> list[str]:
+    """Return the names of the algorithms that private runs can train."""
+    return [name for name, kind in ALGORITHMS.items() if vars(kind).get("release") is not None]
+
+
+def _name_of(steps: Any) -> str:
+    """Return the name of an algorithm, or what a phase without one is called."""
+    return str(getattr(steps, "name", "") or f"the phase {type(steps).__name__}")

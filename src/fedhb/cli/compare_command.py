@@ -22,7 +22,7 @@ from fedhb.errors import DivergedError, InputError
 from fedhb.runs.settings import ALGORITHMS, Settings, check_tables, read_chosen, read_toml
 from fedhb.settings_fields import did_you_mean
 
-LISTS = {"algorithms": "niw,mixture,fedavg", "seeds": "0,1,2"}
+LISTS = {"algorithms": "empirical-bayes,mixture,fedavg", "seeds": "0,1,2"}
 """The settings of a comparison, and their defaults."""
 
 
@@ -43,7 +43,9 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         ] = None,
         algorithms: Annotated[
             str | None,
-            typer.Option(help="names with commas between them, or all [niw,mixture,fedavg]"),
+            typer.Option(
+                help="names with commas between them, or all [empirical-bayes,mixture,fedavg]"
+            ),
         ] = None,
         seeds: Annotated[
             str | None, typer.Option(help="numbers with commas between them [0,1,2]")

@@ -21,7 +21,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="TABLE.KEY=VALUE",
-        help="an algorithm's or the model's own setting, such as niw.kl_weight=0.001",
+        help="an algorithm's or the model's own setting, such as empirical-bayes.kl_weight=0.1",
     ),
 ]
 

@@ -30,6 +30,7 @@ from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.cohort import Sums, chunk_size, deal, fold
 from fedhb.engine.in_process import InProcess
 from fedhb.engine.shared_memory import Label, Shelf
+from fedhb.engine.timetable import Timetable
 from fedhb.errors import DivergedError, InputError, WorkersError
 from fedhb.processes import NO_MEMORY, Child, can_fork, start
 from fedhb.seeding import Randomness
@@ -72,6 +73,7 @@ class Workers:
         store: ClientStore,
         count: int,
         chunk: int | None = None,
+        timetable: Timetable | None = None,
     ):
         if not can_fork():
             raise InputError(
@@ -84,7 +86,7 @@ class Workers:
             store,
             count,
         )
-        self.chunk = chunk or chunk_size(problem.network)
+        self.chunk, self.timetable = chunk or chunk_size(problem.network), timetable
         self._server: Shelf | None = None
         self._workers: list[Worker] = []
         self._longest = 0.0
@@ -163,7 +165,9 @@ class Workers:
 
     def _fork(self, server: Shelf) -> Worker:
         sums = Shelf(4 * server.capacity)  # float64, and some algorithms sum more than they send
-        executor = InProcess(self.problem, self.algorithm, self.clients, ClientStore(), self.chunk)
+        executor = InProcess(
+            self.problem, self.algorithm, self.clients, ClientStore(), self.chunk, self.timetable
+        )
         child = start("fork", _work, executor, server, sums, daemon=True)
         return Worker(child.process, child.pipe, sums=sums)
 

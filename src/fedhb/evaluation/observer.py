@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedhb.algorithms.contract import Algorithm, Arrays, Personalised, Problem
 from fedhb.clients.clients import Clients, Share
-from fedhb.evaluation.posterior import Own
+from fedhb.evaluation.posterior import PosteriorDescription
 from fedhb.evaluation.sketch import WIDTH, Sketch
 from fedhb.evaluation.uncertainty import Judged, describe, entropies, judge, together
 from fedhb.seeding import Randomness
@@ -71,7 +71,9 @@ class Observer:
         )
         self._sketches = torch.zeros(len(clients), WIDTH, dtype=torch.float64)
         self._shares: dict[int, list[float]] = {}
-        self._own = Own(self.problem, self.algorithm, self.server, len(clients))
+        self._posterior = PosteriorDescription(
+            self.problem, self.algorithm, self.server, len(clients)
+        )
 
     def predicted(
         self, task: str, k: int, prediction: Tensor, y: Tensor, metrics: dict[str, float]
@@ -91,7 +93,7 @@ class Observer:
             else personal.theta[:, 0]
         )
         self._sketches[list(positions)] = self.sketch(theta)
-        self._own.see(positions, theta)
+        self._posterior.see(positions, theta)
         for c, k in enumerate(positions):
             if several:
                 self._shares[k] = personal.weights[c].tolist()
@@ -145,7 +147,7 @@ class Observer:
                     for task, found in self._metrics.items()
                 },
                 "uncertainty": self._uncertainty(rng),
-                "posterior": self._own.summary(clients, self.share, self.labels),
+                "posterior": self._posterior.summary(self.share),
                 "shares": [self._shares[k] for k in range(len(clients))] if self._shares else None,
                 "sketches": centred.tolist(),
             }

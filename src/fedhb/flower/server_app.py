@@ -95,9 +95,15 @@ class FlowerHost:
 
     def engine(self, state: State) -> Federated:
         """Return the executor: it sends messages to the nodes."""
-        rounds = self.task.training.rounds
-        self.roster.journal.stand("training", f"{state.done} of {rounds} rounds are done")
-        self.cohort = Federated(self.task, self.session.algorithm, self.roster, state.counted)
+        rounds, done = self.task.training.rounds, self.session.timetable.rounds_done(state.done)
+        self.roster.journal.stand("training", f"{done} of {rounds} rounds are done")
+        self.cohort = Federated(
+            self.task,
+            self.session.algorithm,
+            self.session.timetable,
+            self.roster,
+            state.counted,
+        )
         return self.cohort
 
     def files(self) -> Mapping[str, bytes]:

@@ -46,7 +46,7 @@ class Stack:
         self.layers = layers
         for _, layer in layers:
             if getattr(layer, "inplace", False):
-                layer.inplace = False  # the backward pass needs what came in
+                setattr(layer, "inplace", False)  # noqa: B010  # the backward pass needs what came in
 
     @classmethod
     def of(cls, module: nn.Module) -> Stack | None:

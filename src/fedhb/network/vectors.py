@@ -415,6 +415,22 @@ class Bound:
                 accumulate(place, grad, 1.0 if keep else 0.0, scale)
 
 
+def tensor_sizes(network: Network, with_head: bool) -> list[int]:
+    """Return the number of weights of each tensor of the body, and of the head if asked for."""
+    slots = (*network.body_slots, *(network.head_slots if with_head else ()))
+    return [slot.stop - slot.start for slot in slots]
+
+
+def tensor_means(vector: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the mean over the weights of each tensor: [..., d] -> [..., L]."""
+    return torch.stack([part.mean(-1) for part in vector.split(list(sizes), -1)], -1)
+
+
+def per_weight(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return a number for each tensor [L] as one for each weight [d]."""
+    return values.repeat_interleave(torch.tensor(sizes, device=values.device))
+
+
 def _slots(tensors: Sequence[tuple[str, Tensor]]) -> tuple[Slot, ...]:
     slots, start = [], 0
     for name, tensor in tensors:

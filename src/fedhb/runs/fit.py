@@ -64,7 +64,7 @@ def fit(
     Args:
         model: any torch module; its present weights are the starting point, and it is not changed.
         clients: the clients that train, with their data.
-        algorithm: with its settings; default `NIW()`.
+        algorithm: with its settings; default `EmpiricalBayes()`.
         rounds: the number of rounds (R).
         fraction: the share of the clients in a round (f).
         local_epochs: epochs of a client in a round (tau).
@@ -109,7 +109,9 @@ def fit(
         raise InputError(f"privacy={privacy!r}: give fedhb.Privacy(noise=...)")
     if resume and out is None:
         raise InputError("resume=True without `out`: give the folder of the run to go on with")
-    algorithm = algorithms.check(algorithm if algorithm is not None else algorithms.NIW())
+    algorithm = algorithms.check(
+        algorithm if algorithm is not None else algorithms.EmpiricalBayes()
+    )
     given = {
         "lr": lr,
         "momentum": momentum,

@@ -5,9 +5,9 @@ evaluation, and the place where it runs. Files and flags have flat names, such a
 `personalisation.lr`; a table holds the settings of an algorithm or of the model:
 
     dataset = "fashion-mnist"
-    algorithm = "niw"
+    algorithm = "empirical-bayes"
     personal_lr = 0.01
-    [niw]
+    [empirical-bayes]
     kl_weight = 1e-4
     [model]
     name = "mlp"
@@ -44,6 +44,7 @@ from fedhb.settings_fields import (
 from fedhb.training.plan import Plan
 
 ALGORITHMS = (
+    "empirical-bayes",
     "niw",
     "mixture",
     "fedavg",
@@ -244,7 +245,7 @@ class PlaceSettings(Section):
 class Settings(Section):
     """The description of a run. Defaults are the paper's settings for MNIST and Fashion-MNIST."""
 
-    algorithm: str = setting("niw", "the algorithm")
+    algorithm: str = setting("empirical-bayes", "the algorithm")
     seed: int = _count(0, "seed of everything random", least=0)
     defence: str = setting(
         "",
@@ -371,7 +372,7 @@ class Settings(Section):
             table, dot, name = key.strip().partition(".")
             if not (equals and dot and name):
                 raise InputError(
-                    f"--set {text!r}: write TABLE.KEY=VALUE, such as niw.kl_weight=0.001"
+                    f"--set {text!r}: write TABLE.KEY=VALUE, such as empirical-bayes.kl_weight=0.1"
                 )
             options.setdefault(_table(table), {})[name] = _value(value.strip())
         if "name" in options.get("model", {}):  # TOML has no key that is both a value and a table

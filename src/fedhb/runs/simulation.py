@@ -135,6 +135,7 @@ class Simulator:
             training=self.session.task.training,
             done=state.done,
             workers=self.settings.place.workers,
+            timetable=self.session.timetable,
         )
 
     def files(self) -> Mapping[str, bytes]:
