@@ -2,7 +2,7 @@
 
 The patients are simulated. Hospitals differ in their size (40 to 800 patients), in the age and
 health of their patients, in their laboratories (the same blood gives other numbers) and in the
-outcomes (each has its own intercept and slope). The example compares NIW, FedAvg and FedBABU before
+outcomes (each has its own intercept and slope). The example compares EmpiricalBayes, FedAvg and FedBABU before
 and after personalisation; then a thirteenth hospital with 30 patients joins. Run it with `python
 examples/hospitals.py`; it takes less than 30 seconds.
 
@@ -184,7 +184,7 @@ def main() -> None:
     sizes = clients.sizes.tolist()
     print(f"{len(clients)} hospitals, {min(sizes)} to {max(sizes)} patients to train on")
 
-    methods = (fedhb.NIW(), fedhb.FedAvg(), fedhb.FedBABU())
+    methods = (fedhb.EmpiricalBayes(), fedhb.FedAvg(), fedhb.FedBABU())
     runs = {algorithm.name: train(algorithm, clients) for algorithm in methods}
 
     print("\nmean over hospitals      global                  personalised")
@@ -202,11 +202,11 @@ def main() -> None:
 
     # 3. A new hospital. It did not take part in the training, and 30 patients are too few to train
     # a network on.
-    run, hospital = runs["niw"], Hospital.draw(rng)
+    run, hospital = runs["empirical-bayes"], Hospital.draw(rng)
     x_train, y_train, _ = hospital.admit(rng, 30)
     x_test, y_test, _ = hospital.admit(rng, 1000)
     personal = run.personalise(x_train, y_train)
-    print("\na new hospital with 30 patients, NIW:")
+    print("\na new hospital with 30 patients, EmpiricalBayes:")
     for when, p in (("before", run.predict(x_test)), ("after", personal.predict(x_test))):
         accuracy, nll = scores(p, y_test)
         print(

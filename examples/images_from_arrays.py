@@ -79,13 +79,15 @@ def make_clients() -> tuple[fedhb.Clients, tuple[np.ndarray, ...]]:
 
 
 def train(clients: fedhb.Clients, lr: float = 0.2, evaluate_on: str = "test") -> fedhb.Run:
-    """Train with NIW, which learns how far the clients' networks differ from the common one.
+    """Train with EmpiricalBayes, which learns how far the clients' networks differ from the common one.
 
     It learns one variance for each tensor of the network.
     """
     torch.manual_seed(0)  # the module's initial weights are the starting point
     options = {"rounds": 40, "fraction": 0.5, "local_epochs": 2, "batch_size": 32, "lr": lr}
-    return fedhb.fit(SmallCNN(), clients, fedhb.NIW(), **options, evaluate_on=evaluate_on, seed=0)
+    return fedhb.fit(
+        SmallCNN(), clients, fedhb.EmpiricalBayes(), **options, evaluate_on=evaluate_on, seed=0
+    )
 
 
 def main() -> None:

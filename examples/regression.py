@@ -71,7 +71,7 @@ def train(
     holdout: fedhb.Clients | None = None,
     evaluate_on: str = "test",
 ) -> fedhb.Run:
-    """Train with NIW; the head is trained with the body.
+    """Train with EmpiricalBayes; the head is trained with the body.
 
     A fixed random head with two outputs would show little of the body's features.
     """
@@ -85,7 +85,7 @@ def train(
     return fedhb.fit(
         model,
         clients,
-        fedhb.NIW(),
+        fedhb.EmpiricalBayes(),
         **options,
         **personal,
         holdout=holdout,

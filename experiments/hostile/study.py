@@ -29,7 +29,7 @@ from fedhb.runs.settings import Settings
 from fedhb.runs.simulation import Keep, Population, simulate
 
 RECORDS = Path(__file__).parent / "RECORDS.jsonl"
-ALGORITHMS = ("niw", "fedavg")
+ALGORITHMS = ("empirical-bayes", "fedavg")
 SHARES = (0.1, 0.2)
 MORE = ("refuse,clip,winsorise", "refuse,krum")
 """Other filters, against the attack that the default leaves most of."""

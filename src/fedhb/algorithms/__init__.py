@@ -27,6 +27,7 @@ from fedhb.algorithms.pfedbayes import PFedBayes
 from fedhb.errors import InputError
 from fedhb.settings_fields import bounded, convert, did_you_mean
 from fedhb.training.plan import Plan
+from fedhb.user_code import imported
 
 ALGORITHMS: dict[str, type[Any]] = {
     cls.name: cls
@@ -50,12 +51,11 @@ ALGORITHMS: dict[str, type[Any]] = {
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
-    """An algorithm by name with its own settings. Unknown names and settings are errors."""
-    if name not in ALGORITHMS:
-        raise InputError(
-            f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from {', '.join(ALGORITHMS)}"
-        )
-    cls, values = ALGORITHMS[name], {}
+    """Return an algorithm by its name, with its own settings.
+
+    An algorithm of the user's own is named pkg.mod:Class.
+    """
+    cls, values = class_of(name), {}
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key, value in (options or {}).items():
         if key not in fields:
@@ -64,6 +64,19 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
             )
         values[key] = convert(f"{name}.{key}", value, fields[key].default)
     return check(cls(**values))
+
+
+def class_of(name: str) -> type[Any]:
+    """Return the class of an algorithm by its name, or by pkg.mod:Class."""
+    if ":" in name:
+        cls: type[Any] = imported("algorithm", name, "Class")
+        return cls
+    if name not in ALGORITHMS:
+        raise InputError(
+            f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from "
+            f"{', '.join(ALGORITHMS)}, or give pkg.mod:Class"
+        )
+    return ALGORITHMS[name]
 
 
 def check(algorithm: Any) -> Any:
