@@ -16,7 +16,7 @@ from problems import (
     regression,
 )
 
-from fedhb.algorithms import EmpiricalBayes, Arrays, Hierarchical, Problem
+from fedhb.algorithms import Arrays, EmpiricalBayes, Hierarchical, Problem
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 

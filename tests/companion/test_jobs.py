@@ -18,7 +18,7 @@ from small_experiment import COMMON, Silent, complete, lines, plain, write
 from fedhb.errors import InputError
 from fedhb.runs import jobs, records
 from fedhb.runs.progress import JobProgress
-from fedhb_paper import experiments, workbench
+from fedhb_paper import experiments, table, workbench
 
 
 def test_progress_of_several_stages_on_a_terminal():

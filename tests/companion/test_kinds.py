@@ -77,12 +77,13 @@ def test_a_variant_overrides_its_cell_and_a_cell_the_common_settings():
         run_grid.settings_of(content, {"cell": "c", "variant": v, "seed": 5})
         for v in ("empirical-bayes", "other")
     )
-    assert (first.rounds, first.lr, first.seed, first.workers) == (4, 0.5, 5, 1)
+    assert (first.training.rounds, first.training.lr) == (4, 0.5)
+    assert (first.seed, first.place.workers) == (5, 1)
     assert first.options == {
         "empirical-bayes": {"kl_weight": 0.5, "p_do": 0.25},
         "model": {"hidden": 8},
     }
-    assert other.lr == 0.25 and other.options["empirical-bayes"] == {
+    assert other.training.lr == 0.25 and other.options["empirical-bayes"] == {
         "kl_weight": 0.125,
         "p_do": 0.25,
     }

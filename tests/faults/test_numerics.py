@@ -20,7 +20,7 @@ from torch import nn
 
 import fedhb
 from fedhb import distributions
-from fedhb.algorithms import NIW, FedAvg, Mixture
+from fedhb.algorithms import NIW, EmpiricalBayes, FedAvg, Mixture
 from fedhb.clients.clients import Clients
 from fedhb.engine.loop import check_server
 from fedhb.errors import DivergedError, InputError

@@ -226,9 +226,15 @@ def simulate(chosen: Settings, cohorts):
     server = algorithm.start(problem, Randomness(chosen.seed))
     for done, positions in enumerate(cohorts):
         rng = Randomness(chosen.seed, done + 1)
-        lr = learning_rate(chosen.schedule, chosen.lr, done, chosen.rounds)
+        lr = learning_rate(
+            chosen.training.schedule, chosen.training.lr, done, chosen.training.rounds
+        )
         plan = Plan(
-            chosen.local_epochs, chosen.batch_size, lr, chosen.momentum, algorithm.update == "full"
+            chosen.training.local_epochs,
+            chosen.training.batch_size,
+            lr,
+            chosen.training.momentum,
+            algorithm.update == "full",
         )
         sums, _ = InProcess(problem, algorithm, clients, ClientStore()).run(
             server, positions, plan, rng

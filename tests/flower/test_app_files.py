@@ -26,11 +26,9 @@ def deploy(*words):
 
 def test_the_run_config_gives_the_settings_back(folder, tmp_path):
     config = tomllib.loads((folder / "run.toml").read_text())
-    assert (
-        settings_of(config).rounds == 4
-        and settings_of(config).num_clients == 2
-        and settings_of(config).fraction == 1.0
-    )
+    settings = settings_of(config)
+    assert (settings.training.rounds, settings.training.fraction) == (4, 1.0)
+    assert settings.data.num_clients == 2
     deploy(
         "config",
         folder,
@@ -48,7 +46,7 @@ def test_the_run_config_gives_the_settings_back(folder, tmp_path):
     )
     config = tomllib.loads((folder / "run.toml").read_text())
     assert (
-        settings_of(config).rounds == 9
+        settings_of(config).training.rounds == 9
         and config["resume"] is True
         and config["out"] == str(tmp_path / "o")
     )
@@ -115,7 +113,7 @@ def test_all_nodes_take_part_unless_a_fraction_is_given(tmp_path):
         "init", tmp_path / "c", "--nodes", 2, "--settings", tmp_path / "s.toml", "--fraction", 0.25
     )
     found = [
-        settings_of(tomllib.loads((tmp_path / name / "run.toml").read_text())).fraction
+        settings_of(tomllib.loads((tmp_path / name / "run.toml").read_text())).training.fraction
         for name in "abc"
     ]
     assert found == [1.0, 0.5, 0.25]

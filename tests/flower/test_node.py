@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ def test_nodes_with_their_own_files_agree_by_sums_alone(tmp_path, regression):
     own_files(tmp_path, regression)
     settings = small("empirical-bayes", data=str(tmp_path / "all.npz"))
     simulated = train(settings, tmp_path / "simulated", progress=False)
-    chosen = config(replace(settings, data=""), tmp_path / "flower")
+    chosen = config(settings.change(data=""), tmp_path / "flower")
     grid = Loopback(
         [{"partition-id": k, "data": str(tmp_path / f"{k}.npz")} for k in range(4)], chosen
     )

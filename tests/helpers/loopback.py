@@ -123,7 +123,7 @@ def config(settings: Settings, out: Path, **rules: Any) -> dict[str, Any]:
 def federation(settings: Settings, out: Path, **rules: Any) -> tuple[Loopback, dict[str, Any]]:
     """A grid with a node for every client, and the run config."""
     chosen = config(settings, out, **rules)
-    return Loopback([{"partition-id": k} for k in range(settings.num_clients)], chosen), chosen
+    return Loopback([{"partition-id": k} for k in range(settings.data.num_clients)], chosen), chosen
 
 
 def close(ours: Any, theirs: Any, what: str) -> None:

@@ -30,12 +30,12 @@ def without(settings, positions):
     task = FederatedTask.of(settings, census)
     rng, algorithm = Randomness(settings.seed, 1), build(settings.algorithm)
     server = algorithm.start(task.problem, Randomness(settings.seed))
-    lr = settings.lr  # the step schedule of a single round
+    lr = settings.training.lr  # the step schedule of a single round
     plan = Plan(
-        settings.local_epochs,
-        settings.batch_size,
+        settings.training.local_epochs,
+        settings.training.batch_size,
         lr,
-        settings.momentum,
+        settings.training.momentum,
         algorithm.update == "full",
     )
     sums, _ = InProcess(task.problem, algorithm, clients, ClientStore()).run(

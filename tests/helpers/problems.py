@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhb.algorithms import EmpiricalBayes, Arrays, Federation, Mixture, Plan, Problem
+from fedhb.algorithms import Arrays, EmpiricalBayes, Federation, Mixture, Plan, Problem
 from fedhb.algorithms.toolbox import add, repeat
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical, Likelihood

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhb_paper import tune
+from fedhb.runs import tune
 
 SPACE = """
 seeds = [100, 101]

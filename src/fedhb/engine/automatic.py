@@ -1,4 +1,4 @@
-"""Chooses who trains: this process, or workers on all cores once the first chunk shows that they pay.
+"""Chooses who trains: this process, or workers where the first chunk shows that they pay.
 
 The choice by time never shows in the numbers: the chunks are cut before, by the amount of work and
 the number of cores.

@@ -69,12 +69,12 @@ class Engine(Callback):
 
     @property
     def chosen(self) -> Mapping[str, Any]:
-        """What result.json holds of the engine."""
+        """The engine's entries in result.json."""
         return {}
 
     @property
     def note(self) -> str:
-        """What the progress shows of the engine."""
+        """The engine's words in the progress."""
         return ""
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:

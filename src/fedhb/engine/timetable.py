@@ -1,4 +1,4 @@
-"""What a run does, exchange by exchange: the phases before the rounds, the rounds, the phases after.
+"""The exchanges of a run: the phases before the rounds, the rounds, the phases after.
 
 An exchange asks a cohort once. All are numbered from 1: the number seeds the randomness of an
 exchange, and tells where a stopped run goes on. Without phases it is the number of the round.

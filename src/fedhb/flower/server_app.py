@@ -122,7 +122,7 @@ class FlowerHost:
 
 
 def take_census(roster: Roster, folder: RunFolder, resume: bool) -> Census:
-    """Return the census; a resumed run has one already, and goes on with the nodes that are here."""
+    """Return the census; a resumed run has one, and goes on with the nodes that are here."""
     journal = roster.journal
     if resume and (folder.path / CENSUS).exists():
         kept = folder.read_json(CENSUS, required=True)

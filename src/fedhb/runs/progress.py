@@ -1,4 +1,4 @@
-"""Progress on the terminal: bars for a run or for jobs, a table for a comparison; lines in a log."""
+"""Progress on the terminal: bars for a run or jobs, a table for a comparison; lines in a log."""
 
 from __future__ import annotations
 

@@ -331,8 +331,10 @@ class Settings(Section):
     @property
     def personal_plan(self) -> Plan:
         """How a client personalises: body and head."""
-        own, local = self.personalisation, self.training
-        return Plan(own.epochs, local.batch_size, own.lr, local.momentum, train_head=True)
+        personal, local = self.personalisation, self.training
+        return Plan(
+            personal.epochs, local.batch_size, personal.lr, local.momentum, train_head=True
+        )
 
     @classmethod
     def resolve(

@@ -1,4 +1,4 @@
-"""Simulates a run: all clients are on this machine. It is the host of a session for the simulator."""
+"""Simulates a run: all clients are on this machine. `Simulator` is the session's host."""
 
 from __future__ import annotations
 
