@@ -332,9 +332,7 @@ class Settings(Section):
     def personal_plan(self) -> Plan:
         """How a client personalises: body and head."""
         personal, local = self.personalisation, self.training
-        return Plan(
-            personal.epochs, local.batch_size, personal.lr, local.momentum, train_head=True
-        )
+        return Plan(personal.epochs, local.batch_size, personal.lr, local.momentum, train_head=True)
 
     @classmethod
     def resolve(
