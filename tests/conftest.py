@@ -1,8 +1,9 @@
-"""What all tests share.
+"""Settings and a fixture for all tests.
 
-Files need not survive a power cut, so nothing waits for the disk.
-Property tests have no deadline, because a busy machine is no error. Torch has one thread, as in a run: for arrays this
-small a second one costs more than it gains, and a hundred times as much where another process wants the core.
+Files need not survive a power cut, so nothing waits for the disk. Property tests have no deadline,
+because a busy machine is no error. Torch has one thread, as in a run: for arrays this small a
+second one costs more than it gains, and a hundred times as much where another process wants the
+core.
 """
 
 import os
@@ -12,7 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-# Started in the background or by nohup, these are ignored, here and in every process that a test starts and then interrupts.
+# Started in the background or by nohup, these are ignored, here and in every process that a test
+# starts and then interrupts.
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),

@@ -1,4 +1,6 @@
-"""The shape of the code: imports point one way, algorithms know nothing of engines or files, nothing is ever unpickled."""
+"""The shape of the code: imports point one way, algorithms know nothing of engines or files,
+nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -108,13 +110,16 @@ def test_no_cycles_between_modules():
 
 
 def top_level(path: Path) -> list[str]:
-    """The modules of the package that are imported when this one is, not later inside a function or for types alone."""
+    """The modules of the package that are imported when this one is, not later inside a function or
+    for types alone.
+    """
     found = []
     for node in tree(path).body:
         if isinstance(node, ast.ImportFrom) and node.module == "fedhb":
             found += [f"fedhb.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedhb."):
-            # `from fedhb.engine import loop` imports a module, `from fedhb.engine.loop import run` a name of one
+            # `from fedhb.engine import loop` imports a module, `from fedhb.engine.loop import run`
+            # a name of one
             found += [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
     return found
 
@@ -200,7 +205,9 @@ def test_nothing_is_ever_unpickled(file):
 
 @pytest.mark.parametrize("file", FILES)
 def test_nobody_touches_the_global_random_state(file):
-    """Seeding torch's global generator is allowed only where it is put back (fork_rng); numpy's and Python's never."""
+    """Seeding torch's global generator is allowed only where it is put back (fork_rng); numpy's and
+    Python's never.
+    """
     for node in ast.walk(tree(FILES[file])):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
@@ -232,3 +239,38 @@ def test_no_two_modules_have_one_name():
 def test_the_library_does_not_know_its_companion(file):
     for module, line in imports(FILES[file]):
         assert module.split(".")[0] != "fedhb_paper", f"{file}:{line} imports {module}"
+
+
+TESTS = Path(__file__).parent
+TESTED_ELSEWHERE = {
+    "engine/allocator.py": "engines/test_cost.py",  # a hint to the C library; no number depends on it
+    "training/plan.py": "runs/test_fit.py",  # five values without a method
+    "cli/deploy_commands.py": "flower/test_local_federation.py",
+    "flower/client_app.py": "flower/test_node_cohort.py",  # the nodes in this process call it
+}
+"""Modules that have no test file of their own, and the file that tests them."""
+
+MODULES = [file for file in FILES if Path(file).stem not in ("__init__", "__main__")]
+
+
+@pytest.mark.parametrize("file", MODULES)
+def test_every_module_has_a_test_file(file):
+    """tests/<room>/test_<module>.py, or several test_<module>_<concern>.py."""
+    room, stem = TESTS / (part(file) if "/" in file else ""), Path(file).stem
+    own = [*room.glob(f"test_{stem}.py"), *room.glob(f"test_{stem}_*.py")]
+    if file in TESTED_ELSEWHERE:
+        assert not own and (TESTS / TESTED_ELSEWHERE[file]).is_file(), TESTED_ELSEWHERE[file]
+    else:
+        assert own, f"{file} has no tests/{room.name}/test_{stem}.py"
+
+
+def test_no_exception_is_left_of_a_module_that_is_gone():
+    assert TESTED_ELSEWHERE.keys() <= FILES.keys()
+
+
+def test_no_test_file_is_too_long_to_read():
+    lengths = {
+        str(path.relative_to(TESTS)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in TESTS.rglob("*.py")
+    }
+    assert {name for name, length in lengths.items() if length > 400} == set()

@@ -1,4 +1,6 @@
-"""The examples run and print sensible numbers; the third family's formulas are those of its objective."""
+"""The examples run and print sensible numbers; the third family's formulas are those of its
+objective.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NUMBER = r"(-?\d+\.\d+)"
 
 
 def output_of(name: str, folder: Path) -> str:
-    """What an example prints, run from another folder with warnings as errors; it leaves no file behind."""
+    """Return what an example prints, run from another folder with warnings as errors; it leaves no
+    file behind.
+    """
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
@@ -41,7 +45,8 @@ def numbers(pattern: str, text: str) -> list[float]:
     return [float(group) for group in found.groups()]
 
 
-# The ranges are wide: they tell a working example from a broken one (chance, divergence), not one version of torch from another.
+# The ranges are wide: they tell a working example from a broken one (chance, divergence), not one
+# version of torch from another.
 
 
 def test_images_from_arrays(tmp_path: Path) -> None:
@@ -111,7 +116,8 @@ def test_third_family(tmp_path: Path) -> None:
     assert "predicts the same: True" in text
 
 
-# The third family --------------------------------------------------------------------------------------------------------------
+# The third family
+# --------------------------------------------------------------------------------------------------------------
 
 NUM_CLIENTS, COHORT = 7, 4
 
@@ -214,14 +220,17 @@ def test_the_terms_are_the_densities_of_the_model(example: ModuleType, problem: 
 def test_aggregate_minimises_the_server_objective(
     example: ModuleType, problem: Problem, seed: int
 ) -> None:
-    """N_f = 4 of N = 7: the gradient vanishes, and no small step in any direction lowers the objective."""
+    """N_f = 4 of N = 7: the gradient vanishes, and no small step in any direction lowers the
+    objective.
+    """
     algorithm, server, m = draw_state(example, problem, seed)
     new = solve(algorithm, problem, server, m, [[0, 1, 2, 3]])
     point = {key: new[key].clone().requires_grad_() for key in ("r", "s")}
     objective = algorithm.server_objective(problem, point, m)
     objective.backward()
     for key in ("r", "s"):
-        # a gradient is a sum of terms of the size of the old point's gradient, which is of order 100
+        # a gradient is a sum of terms of the size of the old point's gradient, which is of order
+        # 100
         assert point[key].grad.abs().max() < 1e-10, key
     generator = torch.Generator().manual_seed(seed)
     for _ in range(50):

@@ -160,7 +160,8 @@ def test_calibration_error_of_known_cases():
     certain = torch.tensor([[1.0, 0.0]] * 4)
     assert calibration_error(certain, torch.tensor([0, 0, 0, 0])) == 0
     assert calibration_error(certain, torch.tensor([0, 0, 1, 1])) == 0.5
-    # errors of opposite sign in different bins do not cancel: |1 - 0.55| and |0 - 0.95|, half of the examples each
+    # errors of opposite sign in different bins do not cancel: |1 - 0.55| and |0 - 0.95|, half of
+    # the examples each
     p = torch.tensor([[0.55, 0.45], [0.95, 0.05]], dtype=torch.float64)
     assert calibration_error(p, torch.tensor([0, 1])) == pytest.approx(0.5 * 0.45 + 0.5 * 0.95)
 
@@ -334,20 +335,20 @@ def test_one_number_is_the_same_number_for_every_target(noise, dtype):
     [
         (
             {"scale": 0.0},
-            r"scale=0.0 with num_targets=2: give a positive number, or a tuple of one for each target",
+            "scale=0.0.*num_targets=2.*tuple",
         ),
-        ({"scale": (1.0, -1.0)}, "positive number"),
-        ({"scale": (1.0, 2.0, 3.0)}, r"scale=\(1.0, 2.0, 3.0\) with num_targets=2"),
+        ({"scale": (1.0, -1.0)}, "positive"),
+        ({"scale": (1.0, 2.0, 3.0)}, r"scale=\(1.0, 2.0, 3.0\).*num_targets=2"),
         ({"scale": ()}, "num_targets=2"),
         ({"scale": None}, "scale=None"),
-        ({"centre": (1.0, float("nan"))}, "centre=.*finite number"),
+        ({"centre": (1.0, float("nan"))}, "centre=.*finite"),
         ({"centre": "ab"}, "centre='ab'"),
-        ({"centre": ("a", "b")}, "finite number"),
-        ({"centre": 10**400}, "finite number"),
-        ({"centre": [[1.0, 2.0], [1.0, 2.0]]}, "finite number"),
+        ({"centre": ("a", "b")}, "finite"),
+        ({"centre": 10**400}, "finite"),
+        ({"centre": [[1.0, 2.0], [1.0, 2.0]]}, "finite"),
         ({"noise": (0.0, 1.0)}, "noise="),
         ({"noise": float("inf")}, "noise=inf"),
-        ({"num_targets": 0}, "num_targets=0: give at least one"),
+        ({"num_targets": 0}, "num_targets=0"),
     ],
 )
 def test_numbers_that_no_targets_have_are_refused(values, says):

@@ -36,14 +36,16 @@ QUICK = {
     "compare": ["--rounds", "2", "--personal-epochs", "1", "--set", "model.hidden=16"],
 }
 ELSEWHERE = ("docs/deployment.md",)
-"""Pages whose commands run with real processes, in `make test-federation` (tests/federation/test_machines.py)."""
+"""Pages whose commands run with real processes, in `make test-federation`
+(tests/federation/test_machines.py).
+"""
 IN_THE_CLONE = ("paper", "tune")
 NOT_RUN = 6
 """Blocks that are not run, at most: a page that cannot be tried is a page that goes wrong."""
 
 
 def parts(path):
-    """What a page has for us: (kind, text, line)."""
+    """Return the parts of a page that are run: (kind, text, line)."""
     text = path.read_text(encoding="utf-8")
     for match in PART.finditer(text):
         line = text[: match.start()].count("\n") + 1

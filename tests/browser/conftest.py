@@ -6,9 +6,9 @@ import os
 import shutil
 from contextlib import contextmanager
 
+import finished
 import pytest
 
-import finished
 from fedhb.report.page import write
 
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -37,7 +37,9 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory):
-    """The pages of a NIW run, of a Mixture run, of a regression, and of a comparison with two seeds."""
+    """The pages of a NIW run, of a Mixture run, of a regression, and of a comparison with two
+    seeds.
+    """
     folder = tmp_path_factory.mktemp("runs")
     sources = {
         "niw": finished.one(folder / "niw", "niw"),

@@ -1,4 +1,7 @@
-"""Write the pictures of docs/images: `make screenshots`. The demo's page and, where the runs are, that of Fashion-MNIST."""
+"""Write the pictures of docs/images: `make screenshots`.
+
+The demo's page and, where the runs are, that of Fashion-MNIST.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages in a real browser: nothing is said on the console, every plot is drawn, and what can be used works."""
+"""Pages in a real browser: nothing is said on the console, every plot is drawn, and what can be
+used works.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +210,9 @@ def test_the_page_can_be_walked_through_with_the_keyboard(show):
 
 
 def test_no_call_has_as_many_arguments_as_there_are_points(show):
-    """A browser refuses a call with some 100,000 of them: the page of many clients would stay empty."""
+    """A browser refuses a call with some 100,000 of them: the page of many clients would stay
+    empty.
+    """
     with show("comparison") as (page, said, _):
         most = page.evaluate(
             """() => {

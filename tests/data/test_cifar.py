@@ -63,7 +63,7 @@ def test_records_hashes(tmp_path):
 def test_refuses_a_file_that_is_not_whole_records(tmp_path, size):
     write(tmp_path)
     (tmp_path / "test.bin").write_bytes(bytes(size))
-    with pytest.raises(InputError, match=rf"test\.bin: {size} bytes are not a whole number"):
+    with pytest.raises(InputError, match=rf"test\.bin: {size} bytes"):
         data.load("cifar-100", tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_refuses_labels_out_of_range(tmp_path, column, value, what):
     train, _ = write(tmp_path)
     train[4, column] = value
     train.tofile(tmp_path / "train.bin")
-    with pytest.raises(InputError, match=rf"{what} \(record 4\)"):
+    with pytest.raises(InputError, match=rf"{what}.*record 4"):
         data.load("cifar-100", tmp_path)
 
 

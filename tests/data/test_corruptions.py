@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import colorsys
-import importlib.util
 import io
 
 import numpy as np
 import pytest
+from pictures import constant, spy_on, textured
 from scipy import ndimage
 
 from fedhb.data import corruptions
@@ -15,18 +15,6 @@ from fedhb.data.corruptions import CORRUPTIONS, corrupt
 from fedhb.errors import InputError
 
 Image = pytest.importorskip("PIL.Image")
-
-
-def constant(value, count=1):
-    return np.full((count, 32, 32, 3), value, dtype=np.uint8)
-
-
-def textured(count=4):
-    """Smooth pictures with every brightness, and colour."""
-    rng = np.random.default_rng(1)
-    raw = ndimage.gaussian_filter(rng.normal(size=(count, 32, 32, 3)), (0, 2, 2, 0), mode="wrap")
-    raw = (raw - raw.min()) / (raw.max() - raw.min())
-    return (raw * 255).astype(np.uint8)
 
 
 def point():
@@ -44,9 +32,6 @@ def pictures(monkeypatch):
         "frost_pictures",
         lambda: [np.full((63, 112, 3), shade) for shade in (0.2, 0.8)],
     )
-
-
-# ---- all of them
 
 
 def test_there_are_nineteen():
@@ -133,11 +118,8 @@ def test_a_constant_image(name, value):
 def test_other_images_are_refused(images, message):
     with pytest.raises(InputError, match=message):
         corrupt("fog", images)
-    with pytest.raises(InputError, match="unknown corruption 'mist'"):
+    with pytest.raises(InputError, match="'mist'"):
         corrupt("mist", constant(0))
-
-
-# ---- noise: 20 images of grey have 61,440 values, so a variance is within 2 % (three standard errors)
 
 
 def moments(name, value):
@@ -176,9 +158,6 @@ def test_impulse_noise_is_salt_and_pepper():
     assert ((one != 100).any(-1) & (one == 100).any(-1)).any()  # colours are hit one by one
 
 
-# ---- blur
-
-
 def spread(kernel):
     """The mean place and the second moments of a kernel [32, 32], in pixels."""
     axis = np.arange(32) - 16
@@ -199,7 +178,8 @@ def test_gaussian_blur_has_its_second_moment():
 
 
 def test_defocus_blur_is_the_mean_over_its_disk():
-    # x^2 + y^2 <= 1.5^2 holds for the 3 x 3 pixels around the centre, and the edge's smoothing is exp(-50)
+    # x^2 + y^2 <= 1.5^2 holds for the 3 x 3 pixels around the centre, and the edge's smoothing is
+    # exp(-50)
     assert corruptions.disk(1.5, 0.1)[1:-1, 1:-1] == pytest.approx(
         np.full((3, 3), 1 / 9), abs=1e-12
     )
@@ -215,13 +195,15 @@ def test_glass_blur_moves_colours_up_to_a_pixel_at_a_time_and_invents_none():
     found = CORRUPTIONS["glass_blur"](
         images / 255.0, [np.random.default_rng(k) for k in range(50)]
     )[..., 0]
-    # smoothing twice by 0.4 adds 2 * 0.4^2 at most; a colour moves down and right only, by chains of copies
+    # smoothing twice by 0.4 adds 2 * 0.4^2 at most; a colour moves down and right only, by chains
+    # of copies
     mean = found.sum(axis=0)
     row, column, _, _ = spread(mean)
     assert 0.5 < row < 2.5 and 0.5 < column < 2.5
     assert mean[:14].sum() + mean[:, :14].sum() < 1e-3 * mean.sum()
-    # In each of two passes a pixel takes the row above it or stays, with equal chances: it moves by 1 on average, with variance
-    # 0.5, of which smoothing by 0.4 leaves (0.92^2 + 2 0.04^2)^2 = 0.72 where neighbours move independently, and more where not.
+    # In each of two passes a pixel takes the row above it or stays, with equal chances: it moves by
+    # 1 on average, with variance 0.5, of which smoothing by 0.4 leaves (0.92^2 + 2 0.04^2)^2 = 0.72
+    # where neighbours move independently, and more where not.
     ramp = np.broadcast_to(np.arange(32, dtype=np.uint8)[:, None, None] * 8, (10, 32, 32, 3)).copy()
     moved = (ramp.astype(float) - corrupt("glass_blur", ramp) - 0.5)[:, 4:-4, 4:-4, 0] / 8
     assert moved.mean() == pytest.approx(1.0, abs=0.05) and 0.36 < moved.var() < 0.5
@@ -267,140 +249,6 @@ def test_zoom_blur_leaves_the_middle_and_smears_the_edge_outward():
     assert CORRUPTIONS["zoom_blur"](x, []) == pytest.approx((x + sum(every)) / 27, abs=1e-12)
 
 
-# ---- weather
-
-
-def test_fog_adds_a_cloud_and_keeps_the_largest_value(monkeypatch):
-    cloud = corruptions.plasma([np.random.default_rng(k) for k in range(40)], 1.75)
-    assert cloud.shape == (40, 32, 32) and cloud.min() == 0 and cloud.max() == 1
-    # amplitudes fall by 1.75^2 with each of four halvings: what the first step adds to the middle, uniform in -1..1, is 1.75^8
-    # times what the last step adds between four pixels, whose root mean square is 1/sqrt(3)
-    cloud = corruptions.plasma([np.random.default_rng(k) for k in range(400)], 1.75)
-    corners = cloud[:, ::2, ::2] + np.roll(cloud[:, ::2, ::2], -1, axis=1)
-    fine = cloud[:, 1::2, 1::2] - (corners + np.roll(corners, -1, axis=2)) / 4
-    ratio = np.abs(cloud[:, 16, 16] - cloud[:, 0, 0]) / np.sqrt((fine**2).mean(axis=(1, 2)))
-    assert ratio.mean() == pytest.approx(
-        0.5 * 3**0.5 * 1.75**8, rel=0.1
-    )  # three standard errors of a uniform's mean
-    spied = spy_on(monkeypatch, "plasma")
-    corrupt("fog", constant(100))
-    assert spied[0][1:] == (1.75,)
-    found = corrupt("fog", constant(200, 40)).astype(float)
-    top, plain = 200 / 255, 200 / 255 * 200 / 255 / (200 / 255 + 1.5)
-    assert found.min() / 255 == pytest.approx(plain, abs=0.005)
-    assert found.max() / 255 == pytest.approx((top + 1.5) * top / (top + 1.5), abs=0.005)
-    assert (found[..., 0] == found[..., 2]).all()
-
-
-def test_frost_mixes_three_quarters_with_a_picture():
-    images = textured(8)
-    found = corrupt("frost", images)
-    shades = {0.2: 0, 0.8: 0}
-    for one, before in zip(found, images, strict=True):
-        fits = [
-            s
-            for s in shades
-            if abs(one - np.clip(np.floor(0.75 * before + 0.45 * 255 * s + 1e-6), 0, 255)).max()
-            <= 1
-        ]
-        assert len(fits) == 1
-        shades[fits[0]] += 1
-    assert all(shades.values())
-
-
-def test_the_photographs_of_frost(monkeypatch):
-    if importlib.util.find_spec("imagecorruptions") is None:
-        pytest.skip("the extra `corruptions` is not installed")
-    monkeypatch.undo()
-    found = corruptions.frost_pictures()
-    assert [one.shape[:2] for one in found] == [
-        (120, 180),
-        (63, 112),
-        (63, 112),
-        (70, 105),
-        (99, 132),
-    ]
-    assert all(0 <= one.min() < one.max() <= 1 for one in found)
-
-
-def test_frost_without_its_photographs_says_how_to_get_them(monkeypatch):
-    monkeypatch.undo()
-    corruptions.frost_pictures.cache_clear()
-    monkeypatch.setattr(corruptions.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"fedhb\[corruptions\]"):
-        corrupt("frost", constant(0))
-
-
-def spy_on(monkeypatch, name):
-    """The arguments of every call of a function of the module."""
-    calls, real = [], getattr(corruptions, name)
-
-    def spied(*arguments, **options):
-        calls.append((*arguments, *options.values()))
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(corruptions, name, spied)
-    return calls
-
-
-def test_snow_has_its_constants(monkeypatch):
-    magnified, trails = spy_on(monkeypatch, "_magnify"), spy_on(monkeypatch, "_trail")
-    corrupt("snow", constant(0, 60))
-    noise, zoom = magnified[0]
-    assert (
-        zoom == 1.25
-        and noise.mean() == pytest.approx(0.3, abs=0.005)
-        and noise.std() == pytest.approx(0.3, rel=0.01)
-    )
-    flakes, angles, radius, sigma = trails[0]
-    assert (
-        (radius, sigma) == (14, 12.0)
-        and min(angles) < -120
-        and max(angles) > -60
-        and all(-135 < a < -45 for a in angles)
-    )
-    assert 0.64 < flakes[flakes > 0].min() < 0.66 and flakes.max() == 1
-
-
-def test_snow_pales_colours_towards_their_brightness(monkeypatch):
-    """Between the flakes 0.8 x + 0.2 max(x, 1.5 grey + 0.5), with the brightness of red, green and blue."""
-    monkeypatch.setattr(corruptions, "_trail", lambda flakes, *_: 0 * flakes)
-    images = textured()
-    x = images / 255
-    grey = 0.299 * x[..., 0] + 0.587 * x[..., 1] + 0.114 * x[..., 2]
-    expected = np.clip(0.8 * x + 0.2 * np.maximum(x, 1.5 * grey[..., None] + 0.5), 0, 1)
-    assert abs(corrupt("snow", images) + 0.5 - 255 * expected).max() <= 0.501
-
-
-def test_snow_falls_steeply_on_a_paler_image():
-    found = corrupt("snow", constant(0, 60)).astype(float)[..., 0] / 255
-    # black: 0.8 * 0 + 0.2 * 0.5 without a flake; two layers of flakes above 0.65, smeared
-    assert found.min() == pytest.approx(0.1, abs=0.004)
-    flakes = found - 0.1
-    along, across = np.abs(np.diff(flakes, axis=1)).mean(), np.abs(np.diff(flakes, axis=2)).mean()
-    assert along < 0.8 * across  # they fall
-    # P(0.3 + 0.3 z > 0.65) E[.|.] = 0.09, less what interpolation takes off; twice, less what is cut at 1
-    assert 0.02 < flakes.mean() < 0.25
-    assert (found[:, ::-1, ::-1] == found).all()  # from both sides
-
-
-def test_spatter_is_mud(monkeypatch):
-    spied = spy_on(monkeypatch, "_smooth")
-    found = corrupt("spatter", constant(255, 40)).astype(float)
-    mud = np.array([63, 42, 20])
-    hit = (found != 255).any(-1)
-    assert 0.02 < hit.mean() < 0.35
-    # m in 0.8..1 of mud, the rest of white
-    # noise of deviation 0.1, smoothed by 0.5: times sqrt(0.41), so that z > (0.68 - 0.65) / 0.064 for 32 % of all pixels
-    (_, first), (above, second) = spied
-    assert (first, second) == (0.5, 0.6) and above.mean() == pytest.approx(0.32, abs=0.012)
-    share = (255 - found[hit]) / (255 - mud)
-    assert share.min() > 0.79 and share.max() <= 1.01 and np.ptp(share, axis=1).max() < 0.02
-
-
-# ---- colour and compression
-
-
 def test_contrast_shrinks_every_colour_towards_its_mean():
     images = textured()
     found = corrupt("contrast", images) + 0.5
@@ -444,7 +292,8 @@ def test_pixelate_has_twenty_steps():
 
 
 def test_elastic_displacements_are_bounded_and_of_the_right_size():
-    # a ramp in x tells how far each pixel moved; the affine map is affine, so what is left of a plane is the noise
+    # a ramp in x tells how far each pixel moved; the affine map is affine, so what is left of a
+    # plane is the noise
     count = 200
     x = np.broadcast_to(np.linspace(0, 1, 32)[:, None], (count, 32, 32, 1))
     found = (
@@ -462,7 +311,8 @@ def test_elastic_displacements_are_bounded_and_of_the_right_size():
     plane = np.stack([np.ones_like(rows), rows, columns], axis=1)
     rest = moved.reshape(count, -1).T
     fitted = np.linalg.lstsq(plane, rest, rcond=None)[0]
-    # the affine map moves (row, column) = (26, 26), (6, 26) and (6, 6) by a uniform of 0.96 in either direction
+    # the affine map moves (row, column) = (26, 26), (6, 26) and (6, 6) by a uniform of 0.96 in
+    # either direction
     corners = np.array([[1, 26, 26], [1, 6, 26], [1, 6, 6]]) @ fitted
     assert corners.std() == pytest.approx(0.96 / 3**0.5, rel=0.12)
     rest = rest - plane @ fitted
@@ -471,7 +321,9 @@ def test_elastic_displacements_are_bounded_and_of_the_right_size():
 
 
 def test_elastic_noise_is_smoothed_as_scipy_does(monkeypatch):
-    """Each pixel moves by 3.2 times uniform noise, smoothed by 0.96 over three deviations, mirrored at the edge."""
+    """Each pixel moves by 3.2 times uniform noise, smoothed by 0.96 over three deviations, mirrored
+    at the edge.
+    """
     places = spy_on(monkeypatch, "_at")
     CORRUPTIONS["elastic_transform"](
         textured(3) / 255, [np.random.default_rng(k) for k in range(3)]

@@ -1,4 +1,5 @@
-"""What a step costs, counted in operations, passes over the weights and allocations: a count does not depend on the machine.
+"""The cost of a step, counted in operations, passes over the weights and allocations: a count does
+not depend on the machine.
 
 `fedhb bench` measures seconds. These tests keep what made them few.
 """
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import seeded
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from builders import seeded
 from fedhb.algorithms import Federation, Plan, Problem, build
 from fedhb.clients.clients import Clients
 from fedhb.engine.schedule import cohort
@@ -44,7 +45,9 @@ VIEWS |= {"_unsafe_view", "permute", "split", "split_with_sizes", "lift_fresh", 
 
 
 class Count(TorchDispatchMode):
-    """Operations by name, and the numbers written by those that write as many as a client has weights; how many to new memory."""
+    """Operations by name, and the numbers written by those that write as many as a client has
+    weights; how many to new memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +76,9 @@ class Count(TorchDispatchMode):
 def a_step(
     name: str, momentum: float, **options: Any
 ) -> tuple[Counter[str], float, float, Counter[Any]]:
-    """What one more step costs: operations by name, and passes over the clients' weights, written and newly allocated."""
+    """Return the cost of one more step: operations by name, and passes over the clients' weights,
+    written and newly allocated.
+    """
     counts = []
     for steps in (2, 4):
         rng = np.random.default_rng(0)
@@ -144,7 +149,8 @@ def test_passes_over_the_weights(name, momentum, passes):
     options = {"p_do": 1.0} if name == "niw" else {"update": "body"} if name == "fedprox" else {}
     _, written, allocated, _ = a_step(name, momentum, **options)
     assert written == pytest.approx(passes, abs=0.1)
-    # a block of what pulls the weights, and of the mean of the prototypes, is new memory that stays in the cache
+    # a block of what pulls the weights, and of the mean of the prototypes, is new memory that stays
+    # in the cache
     assert allocated == pytest.approx(
         {("niw", 0.9): 1, ("mixture", 0.9): 1}.get((name, momentum), 0), abs=0.1
     )

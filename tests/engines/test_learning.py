@@ -1,7 +1,9 @@
-"""Every algorithm learns: the digits, in the hardest case for a federation, many clients with few examples each.
+"""Every algorithm learns: the digits, in the hardest case for a federation, many clients with few
+examples each.
 
-50 clients with about 28 examples of five class shards; a round is one step of SGD of ten of them. Chance is 10 percent, and so is
-the initial network; a client that knew only how frequent its own classes are would be right in about 30 percent.
+50 clients with about 28 examples of five class shards; a round is one step of SGD of ten of them.
+Chance is 10 percent, and so is the initial network; a client that knew only how frequent its own
+classes are would be right in about 30 percent.
 """
 
 from __future__ import annotations
@@ -56,9 +58,11 @@ def accuracies(name: str, server_share: float = 0.0, **options: Any) -> dict[str
 
 @cache
 def alone() -> dict[str, float]:
-    """What clients reach without a federation: the body trained, and for a global prediction the mean of twenty of them.
+    """Return the accuracy of clients without a federation: the body trained, and for a global
+    prediction the mean of twenty of them.
 
-    The tuned default, head trained and fifty models, is an ensemble that some methods do not reach in 60 rounds.
+    The tuned default, head trained and fifty models, is an ensemble that some methods do not reach
+    in 60 rounds.
     """
     return accuracies("local", update="body", num_models=20)
 
@@ -66,8 +70,8 @@ def alone() -> dict[str, float]:
 def check(found: dict[str, float]) -> None:
     """Far above chance and above what clients reach alone.
 
-    The global number of clients that trained is a personal one for FedPop, whose clients predict with their own heads: so the
-    global number of novel clients, who have none, must pass too.
+    The global number of clients that trained is a personal one for FedPop, whose clients predict
+    with their own heads: so the global number of novel clients, who have none, must pass too.
     """
     for who in ("trained", "novel"):
         assert found[f"{who} global"] > max(0.5, alone()[f"{who} global"]), who
@@ -80,7 +84,9 @@ def test_it_learns(case: str) -> None:
 
 
 def test_clients_alone_learn() -> None:
-    """Alone a client learns its own classes; the mean of such models predicts little, and a novel client has none to begin at."""
+    """Alone a client learns its own classes; the mean of such models predicts little, and a novel
+    client has none to begin at.
+    """
     assert alone()["trained personalised"] > 0.6 > alone()["novel personalised"]
     assert alone()["trained global"] > 0.15 and alone()["novel global"] > 0.15
 
@@ -97,7 +103,9 @@ def test_the_check_notices_a_server_that_does_not_learn(
 
 
 def hospitals(seed: int) -> Clients:
-    """Real targets with noise of a seventh of their deviation, by clients of very different sizes with an offset of their own."""
+    """Real targets with noise of a seventh of their deviation, by clients of very different sizes
+    with an offset of their own.
+    """
     rng = np.random.default_rng(seed)
     weights, pairs = rng.normal(size=5), []
     for size in (8, 10, 15, 40, 120, 400):
@@ -114,7 +122,9 @@ def hospitals(seed: int) -> Clients:
     ["niw", "mixture", "fedavg", "fedbabu", "pfedbayes", "fedpa", "fedem", "fedpop", "centralised"],
 )
 def test_regression_learns_with_the_settings_of_classification(name, batch_size):
-    """The loss of a mean and a noise is as steep as the noise is small, and training once leapt out of sight without a word."""
+    """The loss of a mean and a noise is as steep as the noise is small, and training once leapt out
+    of sight without a word.
+    """
     for seed in (0, 1):
         who, net = hospitals(seed), nets.mlp((5,), 2)
         options: Any = {

@@ -1,50 +1,31 @@
-"""Checkpoints under damage: whatever happens to a file or to the process, the run ends with the numbers of an undisturbed one."""
+"""Checkpoints under damage: whatever happens to a file or to the process, the run ends with the
+numbers of an undisturbed one.
+"""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from runs import assert_same, fit, fork
+from builders import Wrapped, clients, mlp, same_bits
+from stopped_runs import assert_same, fit, stopped
 
 import fedhb
-from builders import Wrapped, clients, mlp, same_bits
-from fedhb.engine.loop import State
 from fedhb.errors import InputError
-from fedhb.files import write_atomically
 from fedhb.likelihood import GaussianRegression
-from fedhb.runs import checkpoint, folder
-from fedhb.runs.folder import RunFolder
+from fedhb.runs import checkpoint
 
 ROUNDS = 6
-
-
-def stopped(out: Path, at: int = 5, **options: Any) -> Path:
-    """A run that was interrupted: its folder holds the checkpoints of rounds 4 and 5."""
-
-    def interrupt(done: int) -> None:
-        if done == at:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(out, interrupt, **options)
-    return out
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Any:
     return fit(tmp_path_factory.mktemp("whole") / "run")
-
-
-# ---- damaged files
 
 
 def truncate(path: Path) -> None:
@@ -87,7 +68,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(kind, damage, whole, 
     if kind == "manifest" and damage == "deleted":  # then it was never finished: no reason to warn
         run = fit(out)
     else:
-        with pytest.warns(UserWarning, match=r"round-000005\.json is damaged .*falling back"):
+        with pytest.warns(UserWarning, match=r"round-000005\.json"):
             run = fit(out)
     assert_same(run, whole, out)
 
@@ -115,14 +96,16 @@ def test_a_manifest_that_makes_no_sense_falls_back(what, whole, tmp_path):
     path = newest(out, "manifest")
     content = MANIFESTS[what](json.loads(path.read_text()))
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.warns(UserWarning, match="is damaged"):
+    with pytest.warns(UserWarning, match=r"round-\d+\.json"):
         run = fit(out)
     assert_same(run, whole, out)
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint round-000005.json is damaged")
+@pytest.mark.filterwarnings("ignore:.*round-000005.json")
 def test_no_single_flipped_bit_goes_unnoticed(tmp_path):
-    """Wherever in the manifest (every third byte is tried): the state is that of round 5, or the checkpoint counts as damaged."""
+    """Wherever in the manifest (every third byte is tried): the state is that of round 5, or the
+    checkpoint counts as damaged.
+    """
     out = stopped(tmp_path / "run")
     path = newest(out, "manifest")
     content = path.read_bytes()
@@ -150,12 +133,12 @@ def test_when_every_checkpoint_is_damaged_the_user_is_told(tmp_path):
         flip(path)
     with (
         pytest.warns(UserWarning, match="damaged"),
-        pytest.raises(InputError, match=r"no intact checkpoint in .*another --out"),
+        pytest.raises(InputError, match=r"checkpoint.*(resume|restore|out)"),
     ):
         fit(out)
     with (
         pytest.warns(UserWarning, match="damaged"),
-        pytest.raises(InputError, match="no intact checkpoint"),
+        pytest.raises(InputError, match=r"checkpoint.*(resume|restore|out)"),
     ):
         fedhb.load(out, model=mlp(torch.float32))
 
@@ -165,8 +148,8 @@ def test_the_constants_belong_to_every_checkpoint(tmp_path):
     (constants,) = (out / "checkpoint").glob("constants-*")
     flip(constants)
     with (
-        pytest.warns(UserWarning, match="constants-.* does not match"),
-        pytest.raises(InputError, match="no intact checkpoint"),
+        pytest.warns(UserWarning, match="constants-"),
+        pytest.raises(InputError, match=r"checkpoint.*(resume|restore|out)"),
     ):
         fit(out)
 
@@ -175,7 +158,7 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_finished_again(whole
     out = tmp_path / "run"
     fit(out)
     flip(out / f"checkpoint/round-{ROUNDS:06d}.safetensors")
-    with pytest.warns(UserWarning, match="is damaged"):
+    with pytest.warns(UserWarning, match=r"round-\d+\.json"):
         run = fit(out)
     assert run.state.done == ROUNDS
     assert_same(run, whole, out)
@@ -212,61 +195,21 @@ def test_a_line_cut_short_is_forgotten(torn, whole, tmp_path):
     assert_same(fit(out), whole, out)
 
 
-def test_checkpoints_are_in_the_order_of_their_rounds(tmp_path):
-    """By number: as text, round 1,000,000 comes before round 999,999, and the newest would be removed as the oldest."""
-    for done in range(999_998, 1_000_002):
-        checkpoint.save(
-            tmp_path,
-            State({"theta": torch.full((2,), float(done))}, done=done),
-            {"theta": torch.zeros(2)},
-            "f" * 64,
-        )
-    assert {path.name for path in tmp_path.glob("round-*.json")} == {
-        "round-1000000.json",
-        "round-1000001.json",
-    }
-    state, _ = checkpoint.load(tmp_path)
-    assert state.done == 1_000_001 and state.server["theta"][0] == 1_000_001
-
-
-def test_files_no_longer_needed_are_removed(tmp_path):
-    out = tmp_path / "run"
-    fit(out, checkpoint_every=1)
-    names = {
-        p.relative_to(out / "checkpoint").as_posix()
-        for p in (out / "checkpoint").rglob("*")
-        if p.is_file()
-    }
-    kept = {"round-000005", "round-000006"}
-    assert {n for n in names if n.endswith(".json")} == {f"{n}.json" for n in kept} | {
-        "result.json"
-    }
-    needed = set()
-    for name in kept:
-        needed |= json.loads((out / "checkpoint" / f"{name}.json").read_text())["sha256"].keys()
-    assert names - {f"{n}.json" for n in kept} - {"result.json"} == needed
-    assert sum(n.startswith("constants-") for n in names) == 1
-    # clients that did not take part in the last rounds keep the file of their own last round
-    assert len({n[-18:] for n in names if n.startswith("memory/")}) > 2
-
-
-# ---- another configuration
-
 OTHERS = {
-    "learning rate": ({"lr": 0.07}, r"lr=0\.07, begun with 0\.05"),
-    "rounds": ({"rounds": 7}, "rounds=7, begun with 6"),
-    "fraction": ({"fraction": 0.4}, r"fraction=0\.4, begun with 0\.5"),
-    "seed": ({"seed": 4}, "seed=4, begun with 3"),
-    "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg, begun with niw"),
+    "learning rate": ({"lr": 0.07}, r"lr=0\.07.*0\.05"),
+    "rounds": ({"rounds": 7}, "rounds=7.*6"),
+    "fraction": ({"fraction": 0.4}, r"fraction=0\.4.*0\.5"),
+    "seed": ({"seed": 4}, "seed=4.*3"),
+    "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg.*niw"),
     "setting": (
         {"algorithm": fedhb.NIW(begin="last", kl_weight=0.5)},
-        r"niw\.kl_weight=0\.5, begun with 1\.0",
+        r"niw\.kl_weight=0\.5.*1\.0",
     ),
     "weights": ({"model": mlp(torch.float32, seed=1)}, None),
     "network": ({"model": Wrapped(mlp(torch.float32))}, None),
     "clients": (
         {"clients": clients().select([0, 1, 2, 3, 5])},
-        "clients=5, begun with 6; training examples=.*, begun with .*",
+        "clients=5.*6.*training examples=",
     ),
     "scaling": ({"clients": clients(standardise=True)}, None),
     "augmentation": ({"clients": replace(clients(), augment="crop-flip")}, None),
@@ -283,7 +226,7 @@ def test_another_configuration_is_refused_and_what_differs_is_named(what, tmp_pa
     differs = differs or "settings, network or data differ"
     with pytest.raises(
         InputError,
-        match=rf"another configuration \({differs}\): resume with the settings .*another --out",
+        match=rf"{differs}.*(resume|restore|out)",
     ):
         fit(out, **changed)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == files
@@ -296,10 +239,10 @@ def test_another_likelihood_or_frozen_layer_is_refused(tmp_path):
     model.hidden.bias.requires_grad_(False)
     options = {"clients": real, "model": model, "likelihood": GaussianRegression(noise=1.0)}
     out = stopped(tmp_path / "run", at=2, **options)
-    with pytest.raises(InputError, match="another configuration"):
+    with pytest.raises(InputError, match="resume"):
         fit(out, **(options | {"likelihood": GaussianRegression(noise=2.0)}))
     model.hidden.bias.data += 1.0
-    with pytest.raises(InputError, match="another configuration"):
+    with pytest.raises(InputError, match="resume"):
         fit(out, **options)
 
 
@@ -307,9 +250,7 @@ def test_another_likelihood_or_frozen_layer_is_refused(tmp_path):
 def test_another_configuration_is_refused_where_nothing_tells_what_it_was(lost, tmp_path):
     out = stopped(tmp_path / "run", at=2)
     (out / lost).write_bytes(b"\x00")
-    with pytest.raises(
-        InputError, match=r"another configuration \(settings, network or data differ\)"
-    ):
+    with pytest.raises(InputError, match=r"settings.*(resume|restore|out)"):
         fit(out, lr=0.07)
 
 
@@ -323,100 +264,5 @@ def test_another_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 99)
     out = stopped(tmp_path / "run")
     monkeypatch.undo()
-    with pytest.raises(InputError, match="has format 99"):
+    with pytest.raises(InputError, match="format 99"):
         fit(out)
-
-
-# ---- two at once
-
-
-def test_a_folder_in_use_is_refused(tmp_path):
-    out = tmp_path / "run"
-    inside, go_on = fork.Event(), fork.Event()
-    process = fork.Process(target=fit, args=(out, lambda done: (inside.set(), go_on.wait(30))))
-    process.start()
-    try:
-        assert inside.wait(30)
-        with pytest.raises(InputError, match=f"{re.escape(str(out))} is in use by another process"):
-            fit(out)
-        with pytest.raises(InputError, match="already holds a run"):
-            fit(out, resume=False)
-    finally:
-        go_on.set()
-        process.join()
-    assert process.exitcode == 0
-    assert fit(out).state.done == ROUNDS  # free again, and finished
-
-
-def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(folder.fcntl, "flock", refuse)
-    with RunFolder(tmp_path / "run").locked():
-        assert (tmp_path / "run").is_dir()
-
-
-def test_the_lock_is_given_back_whatever_happens(tmp_path):
-    out = stopped(tmp_path / "run", at=2)
-    for _ in range(2):
-        with pytest.raises(InputError, match="another configuration"):
-            fit(out, lr=0.07)
-    one = RunFolder(out)
-    one.lock()
-    with pytest.raises(InputError, match="in use"):
-        RunFolder(out).lock()
-    one.unlock()
-    with RunFolder(out).locked():
-        pass
-
-
-# ---- files written whole or not at all
-
-
-@pytest.mark.parametrize("operation", ["os.fsync", "pathlib.Path.replace"])
-def test_a_failed_write_leaves_the_old_content(operation, tmp_path, monkeypatch):
-    path = tmp_path / "new" / "file"
-    write_atomically(path, b"old")
-
-    def fails(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(operation, fails)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, b"new")
-    monkeypatch.undo()
-    assert path.read_bytes() == b"old"
-    write_atomically(path, b"newer")
-    assert path.read_bytes() == b"newer" and [p.name for p in path.parent.iterdir()] == ["file"]
-
-
-def test_content_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """The order that makes it safe: sync the content, rename, sync the folder."""
-    order = []
-    sync, rename = os.fsync, Path.replace
-    monkeypatch.setattr(folder.os, "fsync", lambda handle: (order.append("sync"), sync(handle)))
-    monkeypatch.setattr(
-        Path, "replace", lambda self, target: (order.append("rename"), rename(self, target))
-    )
-    write_atomically(tmp_path / "file", b"content")
-    assert order == ["sync", "rename", "sync"]
-
-
-def test_arrays_of_every_kind_survive(tmp_path):
-    arrays = {
-        "view": torch.arange(12, dtype=torch.float64).view(3, 4).T,
-        "expanded": torch.ones(1).expand(5),
-        "half": torch.arange(6, dtype=torch.float16)[::2],
-        "count": torch.tensor(3),
-        "empty": torch.zeros(0, 4),
-        "flag": torch.tensor([True, False]),
-    }
-    digest = checkpoint.write_arrays(tmp_path / "arrays.safetensors", arrays)
-    assert same_bits(checkpoint._read_checked(tmp_path / "arrays.safetensors", digest), arrays)
-    shared = torch.arange(4.0)
-    digest = checkpoint.write_arrays(
-        tmp_path / "shared.safetensors", {"a": shared, "b": shared[1:]}
-    )
-    found = checkpoint._read_checked(tmp_path / "shared.safetensors", digest)
-    np.testing.assert_array_equal(found["b"], [1, 2, 3])

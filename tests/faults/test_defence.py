@@ -1,4 +1,6 @@
-"""Hostile and broken clients: what they send is refused, shortened or outvoted, whatever the algorithm."""
+"""Hostile and broken clients: what they send is refused, shortened or outvoted, whatever the
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
 
 import fedhb
-from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
-from fedhb.answers.defence import DEFAULT, Defence, Defended, Vectors, held, krum, normalised
+from fedhb.answers.defence import DEFAULT, Defence, Defended, held
 from fedhb.answers.hostile import ATTACKS, Hostile, attacked, choose
 from fedhb.clients.clients import Clients
 from fedhb.engine.client_memory import ClientStore
@@ -26,6 +27,8 @@ from fedhb.settings_fields import FILTERS
 FILTERED = sorted(
     name for name, algorithm in CASES.items() if not algorithm.pools and algorithm.sends
 )
+
+
 IDLE = Defence(("refuse", "clip"), longest=1e9, most=1e9)
 
 
@@ -114,22 +117,22 @@ def test_a_spoiled_memory_is_not_kept():
 def test_when_most_answers_are_bad_the_run_stops():
     assert here(Defended(Hostile(fedhb.FedAvg(), (0, 1, 2), math.nan), IDLE))[1]["refused"] == 3
     for ids, says in (
-        ((0, 1, 2, 3, 4), "5 of 6 answers are refused .NaN"),
+        ((0, 1, 2, 3, 4), "5 of 6 .*NaN"),
         ((0, 1, 2, 3, 4, 5), "6 of 6"),
     ):
         with pytest.raises(DivergedError, match=says):
             here(Defended(Hostile(fedhb.FedAvg(), ids, math.nan), IDLE))
     far = Defended(Hostile(fedhb.FedAvg(), (0, 1, 2, 3, 4, 5), 100.0), Defence(("refuse",)))
     # all at once, against the past
-    with pytest.raises(
-        DivergedError, match=r"6 of 6 answers are refused .vectors 5 times too long"
-    ):
+    with pytest.raises(DivergedError, match=r"6 of 6 answers"):
         one_round(far, InProcess(problem(), far, clients(), ClientStore(), 2), (0.1,) * 9)
 
 
 @pytest.mark.parametrize("lie", [1e12, -1e12])
 def test_a_client_that_lies_about_its_training_moves_little(lie):
-    """NIW's prior and its weight decay are learned from few numbers that clients report beside their vectors."""
+    """NIW's prior and its weight decay are learned from few numbers that clients report beside
+    their vectors.
+    """
     algorithm = Defended(fedhb.NIW(lambda0=1.0), Defence())
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
@@ -152,7 +155,9 @@ def test_a_client_that_lies_about_its_training_moves_little(lie):
 
 @pytest.mark.parametrize("lie", [[3e38, 3e38], [-5.0, 6.0], [0.0, 0.0], [-1e9, -1e9]])
 def test_shares_that_a_client_makes_up_are_shares_all_the_same(lie):
-    """FedEM predicts for new clients by the mean of what clients say of their learners: one of six is a sixth of it."""
+    """FedEM predicts for new clients by the mean of what clients say of their learners: one of six
+    is a sixth of it.
+    """
     algorithm = Defended(fedhb.FedEM(num_learners=2, weighted=False), Defence())
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
@@ -168,15 +173,6 @@ def test_shares_that_a_client_makes_up_are_shares_all_the_same(lie):
     assert (pi - honest.mean(0)).abs().max() <= 1 / 6 + 1e-6
 
 
-# ---- the filters themselves
-
-
-def test_shares_are_normalised():
-    shares = torch.tensor([[0.25, 0.75], [1.0, 3.0], [-1.0, 2.0], [0.0, 0.0], [3e38, 3e38]])
-    expected = torch.tensor([[0.25, 0.75], [0.25, 0.75], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
-    torch.testing.assert_close(normalised(shares), expected)
-
-
 def test_numbers_are_held_at_the_median_of_those_who_measured():
     numbers = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 7.0], [-4.0, 1e9], [1e9, 6.0]])
     expected = [
@@ -190,89 +186,15 @@ def test_numbers_are_held_at_the_median_of_those_who_measured():
     assert held(torch.zeros(3, 1), 5.0).tolist() == [[0.0]] * 3
 
 
-def vectors(rows: Any) -> Vectors:
-    values = torch.tensor(rows, dtype=torch.float64)
-    return Vectors(
-        {"theta": values.clone()}, {"theta": torch.zeros(1, values.shape[1], dtype=torch.float64)}
-    )
-
-
-def test_winsorising_moves_extremes_to_the_next():
-    v = vectors([[0.0, 5.0], [1.0, 4.0], [2.0, 3.0], [3.0, 2.0], [1000.0, -1000.0]])
-    v.winsorise(0.2)
-    assert v.arrays()["theta"].tolist() == [
-        [1.0, 4.0],
-        [1.0, 4.0],
-        [2.0, 3.0],
-        [3.0, 2.0],
-        [3.0, 2.0],
-    ]
-
-
-def test_fewer_than_half_cannot_move_a_coordinate_out_of_the_others():
-    generator = torch.Generator().manual_seed(0)
-    honest = torch.randn(7, 50, generator=generator, dtype=torch.float64)
-    for size in (1e3, 1e12, -1e12):
-        v = vectors(torch.cat([honest, torch.full((2, 50), size, dtype=torch.float64)]).tolist())
-        v.winsorise(0.25)
-        mean = v.arrays()["theta"].mean(0)
-        assert (mean <= honest.max(0).values).all() and (mean >= honest.min(0).values).all()
-
-
-def test_krum_is_what_its_definition_says():
-    generator = torch.Generator().manual_seed(1)
-    rows = torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    rows[3] += 20.0
-    n, f = 9, 2
-    scores = []
-    for i in range(n):
-        distances = sorted(float((rows[i] - rows[j]).square().sum()) for j in range(n) if j != i)
-        scores.append(sum(distances[: n - f - 2]))
-    best = sorted(sorted(range(n), key=lambda i: scores[i])[: n - f])
-    assert krum(vectors(rows.tolist()), list(range(n)), 0.25) == best and 3 not in best
-    assert krum(vectors(rows[:3].tolist()), [0, 1, 2], 0.4) == [
-        0,
-        1,
-        2,
-    ]  # too few to say who is far
-    # by n - f - 2 = 4 neighbours; by 3 it would keep 6 instead of 5, by 5 others again
-    line = [2.3, 9.5, 9.0, 0.3, 0.3, 5.4, 9.4, 3.8]
-    assert krum(vectors([[place] for place in line]), list(range(8)), 0.25) == [0, 2, 3, 4, 5, 7]
-
-
-def test_clipping_shortens_what_is_long_and_nothing_else():
-    algorithm = Defended(
-        Hostile(fedhb.FedAvg(weighted=False), (2,), 4.0), Defence(("clip",), longest=1.0)
-    )
-    prob, rng = problem(), Randomness(5, 1)
-    server = algorithm.start(prob, Randomness(5))
-    found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 6).run(
-        server, range(6), plan(algorithm), rng
-    )
-    lengths = Vectors.of(
-        {k: v for k, v in found.items() if k in ("theta", "head")}, server, ()
-    ).norms()
-    summary, middle, extra = algorithm.sift(prob, server, found, rng, ())
-    assert middle == pytest.approx(float(lengths.sort().values[2:4].mean())) and extra[
-        "clipped"
-    ] == int((lengths > middle).sum())
-    shortened = [
-        (found["theta"][k] - server["theta"]) * min(1.0, middle / float(lengths[k]))
-        for k in range(6)
-    ]
-    torch.testing.assert_close(summary["theta"], torch.stack(shortened).sum(0))
-
-
 def test_the_bound_is_one_that_few_cannot_move():
-    """The past counts: in a round where half of the answers are ten times too long, they are seen to be."""
+    """The past counts: in a round where half of the answers are ten times too long, they are seen
+    to be.
+    """
     algorithm = Defended(Hostile(fedhb.FedAvg(), (0, 1), 100.0), Defence(("refuse",)))
     _, extra = one_round(
         algorithm, InProcess(problem(), algorithm, clients(), ClientStore(), 2), (0.5,) * 9
     )
     assert extra["refused"] == 2
-
-
-# ---- runs
 
 
 def federation(count: int = 20) -> Clients:
@@ -314,7 +236,7 @@ def test_without_a_defence_the_attacks_do_harm():
         "accuracy"
     ]
     hostile, spoiled = attacked(fedhb.FedAvg(), who, "nan", 0.2, seed=3)
-    with pytest.raises(DivergedError, match="sent 'theta' with NaN"):
+    with pytest.raises(DivergedError, match=r"'theta'.*NaN"):
         fedhb.fit(mlp(torch.float32), spoiled, hostile, **options)
     blown_up = Hostile(fedhb.FedAvg(), tuple(choose(20, 0.2, 3)), -100.0)
     found = fedhb.fit(mlp(torch.float32), who, blown_up, **options).result["global"]["accuracy"]
@@ -356,7 +278,7 @@ def test_a_defended_run_is_resumed_to_the_same_bits(tmp_path):
     assert (
         same_bits(run.state.server, whole.state.server) and run.state.lengths == whole.state.lengths
     )
-    with pytest.raises(InputError, match="another configuration"):
+    with pytest.raises(InputError, match="resume"):
         fedhb.fit(
             mlp(torch.float32),
             who,
@@ -364,38 +286,3 @@ def test_a_defended_run_is_resumed_to_the_same_bits(tmp_path):
             out=tmp_path / "run",
             **(options | {"defence": "clip"}),
         )
-
-
-@pytest.mark.parametrize(
-    ("defence", "says"),
-    [("kramp", "choose default, or from refuse, clip"), ("clip;krum", "with commas between them")],
-)
-def test_an_unknown_defence_is_refused(defence, says):
-    with pytest.raises(InputError, match=says):
-        fedhb.fit(mlp(torch.float32), clients(), defence=defence, progress=False)
-
-
-def test_algorithms_without_answers_have_no_filters():
-    for name in ("centralised", "local"):
-        with pytest.raises(InputError, match=f"{name} has no answers"):
-            fedhb.fit(
-                mlp(torch.float32),
-                clients(),
-                fedhb.algorithms.build(name, {}),
-                defence="default",
-                progress=False,
-            )
-
-
-def test_who_is_hostile_is_a_matter_of_the_seed():
-    assert choose(100, 0.2, 0) == choose(100, 0.2, 0) != choose(100, 0.2, 1)
-    assert len(choose(100, 0.2, 0)) == 20
-    with pytest.raises(InputError, match="attack='rudeness'"):
-        attacked(fedhb.FedAvg(), clients(), "rudeness", 0.1, 0)
-    _, spoiled = attacked(fedhb.FedAvg(), clients(), "label-flip", 0.5, 0)
-    changed = [
-        k
-        for k in range(6)
-        if not np.array_equal(*(c.train.examples(k)[1] for c in (spoiled, clients())))
-    ]
-    assert set(changed) <= set(choose(6, 0.5, 0)) and changed

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from builders import clients, mlp
 
 import fedhb
-from builders import clients, mlp
 from fedhb.runs.folder import EVALUATED, EVALUATION, RunFolder
 
 
@@ -62,7 +62,7 @@ def numbers(run):
     return {key: run.result[key] for key in ("global", "personalised", "holdout", "per_client")}
 
 
-@pytest.mark.filterwarnings("ignore:.*was stopped while it was evaluated")
+@pytest.mark.filterwarnings("ignore:.*evaluated")
 @pytest.mark.parametrize("place", [2, -1])
 def test_a_killed_evaluation_goes_on(tmp_path, place):
     whole = numbers(fit(tmp_path / "whole"))

@@ -1,4 +1,6 @@
-"""Whatever is wrong with what the user gives: an InputError that names the value, before anything is trained or written."""
+"""Wrong input of any kind raises an InputError that names the value, before anything
+is trained or written.
+"""
 
 from __future__ import annotations
 
@@ -12,51 +14,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import CLASSES, FEATURES, arrays, clients, mlp, seeded
+from quick_fit import fit
 from torch import nn
 
 import fedhb
-from builders import CLASSES, FEATURES, arrays, clients, mlp, seeded
 from fedhb.clients.clients import Clients
 from fedhb.errors import DivergedError, InputError
-from fedhb.likelihood import Categorical, GaussianRegression
+from fedhb.likelihood import GaussianRegression
 from fedhb.runs import checkpoint
 
 X, Y = np.zeros((3, FEATURES)), np.array([0, 1, 2])
 
 
-def fit(
-    model: Any = None, who: Clients | None = None, algorithm: Any = None, **options: Any
-) -> Any:
-    chosen: dict[str, Any] = {
-        "rounds": 2,
-        "fraction": 0.5,
-        "batch_size": 4,
-        "personal_epochs": 1,
-        "progress": False,
-    } | options
-    return fedhb.fit(
-        model or mlp(torch.float32), who if who is not None else clients(), algorithm, **chosen
-    )
-
-
-# ---- data
-
-
 @pytest.mark.parametrize(
     ("train", "test", "says"),
     [
-        ([(X, Y), (X[:0], Y[:0])], None, "client 1 has no training examples"),
-        ([(np.full_like(X, np.nan), Y)], None, "client 0: row 0, column 0 holds NaN"),
+        ([(X, Y), (X[:0], Y[:0])], None, "client 1 .*training"),
+        ([(np.full_like(X, np.nan), Y)], None, "client 0.*row 0, column 0"),
         (
             [(X, Y), (np.where(np.eye(3, 4) > 0, np.inf, X), Y)],
             None,
-            "client 1: row 0, column 0 holds NaN or infinity",
+            "client 1.*row 0, column 0",
         ),
-        ([(X, np.array([0, 1, -1]))], None, "label -1 is out of range"),
-        ([(X, Y), (X[:, :3], Y)], None, r"client 1 has inputs of shape \(3,\), others of \(4,\)"),
-        ([(X, Y[:2])], None, "client 0 has 3 training inputs but 2 targets"),
-        ([(X, np.array([0.5, np.nan, 1.0]))], None, "training targets: row 1 holds NaN"),
-        ([(X.astype(str), Y)], None, "have type <U"),
+        ([(X, np.array([0, 1, -1]))], None, "label -1"),
+        ([(X, Y), (X[:, :3], Y)], None, r"client 1 .*\(3,\).*\(4,\)"),
+        ([(X, Y[:2])], None, "client 0 .*3 .*2 "),
+        ([(X, np.array([0.5, np.nan, 1.0]))], None, "targets.*row 1"),
+        ([(X.astype(str), Y)], None, "<U"),
         ([], None, "no clients"),
     ],
 )
@@ -66,11 +51,8 @@ def test_clients(train, test, says):
 
 
 def test_a_label_beyond_the_classes():
-    with pytest.raises(InputError, match=r"label 2 is out of range 0\.\.1"):
+    with pytest.raises(InputError, match="label 2 "):
         Clients.from_arrays([(X, Y)], num_classes=2)
-
-
-# ---- the model
 
 
 class Strict(nn.Module):
@@ -88,22 +70,22 @@ class Strict(nn.Module):
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (mlp(torch.float32, outputs=4), "the model has 4 outputs, but 3 are needed for 3 classes"),
+        (mlp(torch.float32, outputs=4), "4 outputs.*3 "),
         (
             nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)),
-            r"does not work on inputs of shape \(4,\)",
+            r"inputs.*\(4,\)",
         ),
         (
             nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(5, 3)),
-            r"does not work on inputs of shape \(4,\)",
+            r"inputs.*\(4,\)",
         ),
         (
             nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)),
-            r"gives outputs of shape \(6,\) for 2 inputs",
+            r"\(6,\).*2 ",
         ),
-        (Strict(), r"does not work on inputs of shape \(4,\): needs 99 features"),
-        (nn.Flatten(), "no trainable parameters"),
-        (mlp(torch.float32).requires_grad_(False), "no trainable parameters"),
+        (Strict(), r"\(4,\).*needs 99 features"),
+        (nn.Flatten(), "requires_grad"),
+        (mlp(torch.float32).requires_grad_(False), "requires_grad"),
     ],
 )
 def test_models(model, says):
@@ -112,14 +94,12 @@ def test_models(model, says):
 
 
 def test_a_head_that_does_not_exist():
-    with pytest.raises(
-        InputError, match="head='classifier' names no submodule: choose from hidden, act, head"
-    ):
+    with pytest.raises(InputError, match=r"head='classifier'.*hidden, act, head"):
         fit(head="classifier")
 
 
 def test_a_gate_needs_a_linear_head():
-    with pytest.raises(InputError, match="a gate needs a linear head"):
+    with pytest.raises(InputError, match="linear head"):
         fit(algorithm=fedhb.Mixture(), head="")
 
 
@@ -128,9 +108,9 @@ def test_a_gate_needs_a_linear_head():
     [
         (1, None, None),  # the mean of each target, under noise of a fixed size
         (2, None, None),  # and its noise
-        (3, None, r"the model has 3 outputs, but 2 are needed \(mean and noise"),
-        (1, GaussianRegression(), "the model has 1 outputs, but 2 are needed"),
-        (2, GaussianRegression(noise=1.0), "the model has 2 outputs, but 1 are needed"),
+        (3, None, "3 outputs.*2 .*noise"),
+        (1, GaussianRegression(), "1 outputs.*2 "),
+        (2, GaussianRegression(noise=1.0), "2 outputs.*1 "),
     ],
 )
 def test_outputs_for_real_targets(outputs, likelihood, says):
@@ -141,9 +121,6 @@ def test_outputs_for_real_targets(outputs, likelihood, says):
     else:
         with pytest.raises(InputError, match=says):
             fit(model, who, likelihood=likelihood)
-
-
-# ---- the settings of fit
 
 
 @pytest.mark.parametrize(
@@ -169,7 +146,7 @@ def test_outputs_for_real_targets(outputs, likelihood, says):
         ({"batch_norm": "none"}, "batch_norm='none'"),
         (
             {"evaluate_on": "validation"},
-            "evaluate_on='validation', but the clients have no such split",
+            "evaluate_on='validation'",
         ),
         ({"evaluate_on": "tests"}, "evaluate_on='tests'"),
         ({"device": "gpu"}, "device='gpu'"),
@@ -186,26 +163,21 @@ def test_settings(options, says, tmp_path):
 
 def test_holdout_clients_need_the_split_that_is_evaluated(tmp_path):
     novel = Clients.from_arrays(arrays([4, 4]))
-    with pytest.raises(InputError, match="holdout clients have no test examples"):
+    with pytest.raises(InputError, match=r"holdout clients.*test"):
         fit(holdout=novel, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_client_with_one_example_and_batch_norm():
     model = nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
-    with pytest.raises(InputError, match="client 1 has a single example"):
+    with pytest.raises(InputError, match=r"client 1 .*example"):
         fit(model, clients([4, 1, 4]), fraction=1.0)
-
-
-# ---- the folder
 
 
 def test_a_folder_that_holds_a_run(tmp_path):
     fit(out=tmp_path / "run")
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    with pytest.raises(
-        InputError, match=f"{re.escape(str(tmp_path / 'run'))} already holds a run: resume it"
-    ):
+    with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / 'run'))}.*resume"):
         fit(out=tmp_path / "run")
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
@@ -213,7 +185,7 @@ def test_a_folder_that_holds_a_run(tmp_path):
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "inside"):
-        with pytest.raises(InputError, match=f"cannot write to {re.escape(str(out))}"):
+        with pytest.raises(InputError, match=re.escape(str(out))):
             fit(out=out)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -224,109 +196,9 @@ def test_a_folder_with_other_files_is_used_and_they_stay(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine" and (tmp_path / "result.json").exists()
 
 
-def test_loading_what_is_no_run(tmp_path):
-    with pytest.raises(InputError, match=r"absent holds no run \(problem.json is missing\)"):
-        fedhb.load(tmp_path / "absent")
-    run = tmp_path / "run"
-    fit(out=run)
-    with pytest.raises(
-        InputError, match=r"trained with a module of your own: give it, load\(path, model="
-    ):
-        fedhb.load(run)
-    with pytest.raises(InputError, match="same architecture and head"):
-        fedhb.load(run, model=nn.Sequential(nn.Linear(FEATURES, 9), nn.Linear(9, CLASSES)))
-    content = (run / "problem.json").read_text()
-    for damaged in (content[:50], "[]", "null", ""):
-        (run / "problem.json").write_text(damaged)
-        with pytest.raises(InputError, match=r"problem\.json"):
-            fedhb.load(run, model=mlp(torch.float32))
-
-
-def test_a_likelihood_of_ones_own_is_asked_for(tmp_path):
-    class Own(Categorical):
-        pass
-
-    fit(likelihood=Own(CLASSES), out=tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"likelihood of your own: give it, load\(path, likelihood="
-    ):
-        fedhb.load(tmp_path / "run", model=mlp(torch.float32))
-    loaded = fedhb.load(tmp_path / "run", model=mlp(torch.float32), likelihood=Own(CLASSES))
-    assert isinstance(loaded.problem.likelihood, Own)
-
-
-# ---- a trained run
-
-
 @pytest.fixture(scope="module")
 def run() -> Any:
     return fit()
-
-
-@pytest.mark.parametrize(
-    ("x", "says"),
-    [
-        (np.zeros((2, 3)), r"inputs have shape \(2, 3\): give \[n, 4\]"),
-        (np.zeros(4), r"inputs have shape \(4,\)"),
-        (np.full((2, 4), np.nan), "inputs: row 0, column 0 holds NaN"),
-        (np.full((2, 4), "a"), "inputs have type <U1"),
-        (np.zeros((2, 4), complex), "inputs have type complex128"),
-    ],
-)
-def test_inputs_of_predict_and_personalise(run, x, says):
-    with pytest.raises(InputError, match=says):
-        run.predict(x)
-    with pytest.raises(InputError, match=says):
-        run.personalise(x, np.zeros(len(x), int))
-
-
-@pytest.mark.parametrize(
-    ("y", "says"),
-    [
-        (np.array([0, 1]), "3 inputs and 2 targets"),
-        (np.array([0, 1, 3]), r"0\.\.3"),
-        (np.array([0, 1, -1]), r"-1\.\.1"),
-        (np.array([0.5, 1.0, 2.0]), "float64"),
-        (np.array(["a", "b", "c"]), "<U1"),
-        (np.zeros((3, 1), int), r"shape \(3, 1\)"),
-    ],
-)
-def test_targets_of_personalise(run, y, says):
-    with pytest.raises(InputError, match=says):
-        run.personalise(X, y)
-
-
-def test_targets_of_a_personalised_regression():
-    who = Clients.from_arrays([(x, x[:, :2]) for x, _ in arrays()])
-    regression = fit(mlp(torch.float32, outputs=4), who)
-    with pytest.raises(InputError, match=r"shape \(3,\)"):
-        regression.personalise(X, np.zeros(3))
-    with pytest.raises(InputError, match="targets: row 1, column 0 holds NaN"):
-        regression.personalise(X, np.array([[0, 0], [np.nan, 0], [0, 0]]))
-
-
-@pytest.mark.parametrize("options", [{"epochs": 0}, {"epochs": -1}, {"lr": 0.0}, {"lr": math.nan}])
-def test_settings_of_personalise(run, options):
-    ((name, value),) = options.items()
-    with pytest.raises(InputError, match=f"{name}={value}"):
-        run.personalise(X, Y, **options)
-
-
-def test_nothing_to_personalise_on(run):
-    with pytest.raises(InputError, match="0 inputs and 0 targets"):
-        run.personalise(X[:0], Y[:0])
-
-
-def test_nothing_to_predict(run):
-    assert run.predict(X[:0]).shape == (0, CLASSES)
-
-
-def test_evaluating_a_split_that_is_not_there(run):
-    with pytest.raises(InputError, match="split='validation': give one that the clients have"):
-        run.evaluate(clients(), "validation")
-
-
-# ---- training that diverges
 
 
 @pytest.mark.parametrize(
@@ -338,7 +210,7 @@ def test_a_learning_rate_far_too_large(algorithm, tmp_path):
     with seeded():
         model = nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))
     out = tmp_path / "run"
-    with pytest.raises(DivergedError, match=r"round \d+: .*lower the learning rate"):
+    with pytest.raises(DivergedError, match=r"round \d+.*learning rate"):
         fit(
             model,
             None,
@@ -372,7 +244,9 @@ class Spoil:
 
 
 def test_the_last_checkpoint_before_the_divergence_is_good(tmp_path):
-    """It is that of the last whole round, it can be loaded, and the run can be resumed from it once the cause is gone."""
+    """It is that of the last whole round, it can be loaded, and the run can be resumed from it once
+    the cause is gone.
+    """
 
     def good() -> Clients:
         return replace(clients(), files={"data": "hash"})  # the data are what their files are
@@ -384,9 +258,7 @@ def test_the_last_checkpoint_before_the_divergence_is_good(tmp_path):
         "schedule": "constant",
         "evaluate_on": None,
     }
-    with pytest.raises(
-        DivergedError, match=r"round 4: client 2 sent .* NaN or infinity: .*lower the learning rate"
-    ):
+    with pytest.raises(DivergedError, match=r"round 4.*client 2 .*NaN.*learning rate"):
         fit(nn_relu(), who, fedhb.FedAvg(), out=out, callbacks=[Spoil(who)], **options)
     kept = fedhb.load(out, model=nn_relu())
     assert kept.state.done == 3 and [r["round"] for r in kept.records] == [1, 2, 3]
@@ -413,7 +285,7 @@ def test_the_server_keeps_no_number_that_is_not_finite(tmp_path):
                 {"head": server["head"] / 0} if rng.round == 2 else {}
             )
 
-    with pytest.raises(DivergedError, match="round 2: the server's 'head' overflows"):
+    with pytest.raises(DivergedError, match=r"round 2.*'head'"):
         fit(None, None, Grows(), rounds=3, out=tmp_path / "run")
     assert fedhb.load(tmp_path / "run", model=mlp(torch.float32), algorithm=Grows()).state.done == 1
 

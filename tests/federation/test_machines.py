@@ -1,4 +1,6 @@
-"""docs/deployment.md, "Several machines", command by command; network namespaces stand for the machines."""
+"""docs/deployment.md, "Several machines", command by command; network namespaces stand for the
+machines.
+"""
 
 from __future__ import annotations
 

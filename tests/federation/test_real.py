@@ -1,4 +1,5 @@
-"""Real processes: a SuperLink with TLS and node authentication, four SuperNodes with keys, on loopback. `make test-federation`.
+"""Real processes: a SuperLink with TLS and node authentication, four SuperNodes with keys, on
+loopback. `make test-federation`.
 
 One federation serves all tests of this file, in their order: starting it takes as long as a run.
 """
@@ -155,7 +156,9 @@ def test_a_node_with_an_unregistered_key_is_refused(federation):
 
 
 def test_without_the_authoritys_certificate_nobody_is_believed(federation):
-    """The traffic is TLS by the federation's own authority: a client that does not know it refuses the server."""
+    """The traffic is TLS by the federation's own authority: a client that does not know it refuses
+    the server.
+    """
     import socket
     import ssl
 
@@ -171,8 +174,11 @@ def test_without_the_authoritys_certificate_nobody_is_believed(federation):
 
 
 def test_faults_cost_their_own_answers_and_nothing_else(federation, tmp_path):
-    """Infinity, NaN, a wrong shape; a late node, a dead one, one that answers twice; an absurd norm; an upload that breaks off.
-    The posterior is that of the answers that were good."""
+    """Infinity, NaN, a wrong shape; a late node, a dead one, one that answers twice; an absurd
+    norm; an upload that breaks off.
+
+    The posterior is that of the answers that were good.
+    """
     chosen = settings("niw", BAD, rounds=4)
     out = federation.submit(chosen, tmp_path / "out", min_answers=0.25)
     wait_for(federation.flag.exists)

@@ -1,4 +1,5 @@
-"""Short runs of everything that has numbers: their results must stay what they are while the code around them changes.
+"""Short runs of everything that has numbers: their results must stay what they are while the code
+around them changes.
 
 Each case is a function that takes an empty folder and returns arrays by name.
 """
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import fedhb
 from fedhb.algorithms import ALGORITHMS, build
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))  # where the in-process nodes are
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))  # where the in-process nodes are
 
 Numbers = dict[str, np.ndarray]
 
@@ -180,7 +181,7 @@ def predicted(algorithm: Any, folder: Path) -> Numbers:
 
 
 def evaluation(algorithm: Any, folder: Path) -> Numbers:
-    """What evaluation.json says of the posterior."""
+    """Return the numbers of evaluation.json that describe the posterior."""
     import json
 
     fit(algorithm, out=folder / "run")

@@ -1,8 +1,8 @@
 """Make the numbers of tests/golden anew, or compare two versions of the code to the last bit.
 
-python tests/golden/record.py                    writes numbers.json, which `make test` compares to 1e-5
-python tests/golden/record.py --exact FILE.npz   writes every array whole, for `--compare`
-python tests/golden/record.py --compare A.npz B.npz
+python tests/golden/record.py writes numbers.json, which `make test` compares to 1e-5 python
+tests/golden/record.py --exact FILE.npz writes every array whole, for `--compare` python
+tests/golden/record.py --compare A.npz B.npz
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def digest(array: np.ndarray) -> list[float]:
 
 
 def recorded() -> dict[str, dict[str, list[float]]]:
-    """What numbers.json holds."""
+    """Return the numbers of numbers.json."""
     found: dict[str, dict[str, list[float]]] = json.loads((HERE / "numbers.json").read_text())
     return found
 
@@ -54,7 +54,9 @@ def made() -> dict[str, dict[str, np.ndarray]]:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """The arrays that are not the same to the last bit; those under names of their own are matched by what they hold."""
+    """The arrays that are not the same to the last bit; those under names of their own are matched
+    by what they hold.
+    """
     a, b = np.load(one), np.load(other)
     found = []
     for case in sorted({key.split("|")[0] for key in (*a, *b)}):

@@ -1,6 +1,8 @@
-"""The numbers of short runs are what they were: `python tests/golden/record.py` makes them anew where they are meant to change.
+"""The numbers of short runs are what they were: `python tests/golden/record.py` makes them anew
+where they are meant to change.
 
-Bits depend on processor, cores and versions of torch, so the comparison is to 1e-5 of each array's length.
+Bits depend on processor, cores and versions of torch, so the comparison is to 1e-5 of each array's
+length.
 """
 
 from __future__ import annotations

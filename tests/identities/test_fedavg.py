@@ -1,34 +1,16 @@
-"""FedAvg and its relatives: where they are one algorithm, what is averaged, and whose head is trained."""
+"""FedAvg and its relatives: where they are one algorithm."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
-from problems import RNG, labelled, mixture, mlp, niw, normal, plan_of, problem_of, seeded
-from torch import Tensor, nn
-from torch.nn import functional
+from problems import TRAINING, batch_normed, labelled, mlp, same_bits
+from torch import nn
 
 import fedhb
 from fedhb.algorithms import Arrays, FedAvg, FedBABU, FedProx
-
-TRAINING = {
-    "rounds": 3,
-    "fraction": 0.6,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "seed": 2,
-    "progress": False,
-}
-
-
-def batch_normed() -> nn.Module:
-    return seeded(
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
-    )
 
 
 def trained(
@@ -36,10 +18,6 @@ def trained(
 ) -> Arrays:
     """The server's state after three rounds."""
     return fedhb.fit(module, labelled(*sizes), algorithm, **TRAINING, **options).state.server
-
-
-def same_bits(one: Arrays, other: Arrays) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -67,157 +45,3 @@ def test_fedbabu_without_a_head_is_fedavg() -> None:
     fedavg = trained(mlp(4, 5, 3), FedAvg(), sizes)
     assert fedbabu.keys() == {"theta"} and fedavg.keys() == {"theta", "head"}
     assert torch.equal(fedbabu["theta"], torch.cat([fedavg["theta"], fedavg["head"]]))
-
-
-@pytest.mark.parametrize("weighted", [True, False])
-def test_the_average_by_hand(weighted: bool) -> None:
-    clients, module, lr = labelled(9, 3), mlp(4, 5, 3), 0.1
-    problem = problem_of(module, clients)
-    algorithm = FedAvg(weighted=weighted)
-    server = algorithm.start(problem, RNG)
-    plan = plan_of(
-        epochs=1, batch_size=9, lr=lr, train_head=True
-    )  # one step on all of a client's examples
-    found, _ = algorithm.local_update(problem, server, clients, {}, plan, RNG)
-    server = algorithm.aggregate(
-        problem, server, algorithm.summarise(problem, server, found, RNG), RNG
-    )
-
-    # One full step each, averaged by size, is one step on the pooled examples; averaged equally, on the mean of the mean losses.
-    module = copy.deepcopy(module)
-    x, y = clients.train.x.double(), clients.train.y
-    loss = functional.cross_entropy(module(x), y, reduction="none")
-    total = loss.mean() if weighted else 0.5 * (loss[:9].mean() + loss[9:].mean())
-    gradients = torch.autograd.grad(total, list(module.parameters()))
-    expected = torch.cat(
-        [
-            (p - lr * g).detach().flatten()
-            for p, g in zip(module.parameters(), gradients, strict=True)
-        ]
-    )
-    # Means of some numbers below one, in another order.
-    torch.testing.assert_close(
-        torch.cat([server["theta"], server["head"]]), expected, rtol=0, atol=1e-15
-    )
-    by_found = found["theta"].T @ torch.tensor(
-        [0.75, 0.25] if weighted else [0.5, 0.5], dtype=torch.float64
-    )
-    torch.testing.assert_close(server["theta"], by_found, rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedbabu", "niw", "mixture"])
-def test_the_head_moves_only_where_it_is_trained(name: str) -> None:
-    clients, plan = labelled(9, 6), plan_of(epochs=2)
-    problem = problem_of(mlp(4, 5, 3), clients)
-    network, before = problem.network, problem.network.head.clone()
-    for update in ("body", "full"):
-        algorithm = fedhb.algorithms.build(
-            name, {"update": update} | ({"relax": False} if name == "niw" else {})
-        )
-        server = algorithm.start(problem, RNG)
-        received = algorithm.broadcast(server, [0, 1])
-        memory = algorithm.remember(problem, clients)
-        training = dataclasses.replace(plan, train_head=update == "full")
-        found, _ = algorithm.local_update(problem, received, clients, memory, training, RNG)
-        after = algorithm.aggregate(
-            problem, server, algorithm.summarise(problem, received, found, RNG), RNG
-        )
-        assert ("head" in received) == ("head" in found) == ("head" in after) == (update == "full")
-        if update == "full":
-            shares = (
-                clients.sizes.double()
-                if getattr(algorithm, "weighted", False)
-                else torch.ones(2, dtype=torch.float64)
-            )
-            mean = shares @ found["head"] / shares.sum()
-            torch.testing.assert_close(
-                after["head"], mean, rtol=0, atol=1e-15
-            )  # a mean of two, in another order
-            assert (after["head"] - before).abs().max() > 1e-3
-        assert torch.equal(network.head, before)
-
-
-def test_fedbabus_head_is_the_initial_one_whatever_it_learns() -> None:
-    module, clients, x = mlp(4, 5, 3), labelled(9, 6, 4), normal(6, 4, seed=1)
-    run = fedhb.fit(module, clients, FedBABU(), **TRAINING)
-    network, server = run.problem.network, run.state.server
-    assert torch.equal(
-        network.head, torch.cat([p.detach().flatten() for p in module[-1].parameters()])
-    )
-    assert (server["theta"] - network.theta).abs().max() > 1e-2
-    # Prediction: the new body under the old head.
-    nn.utils.vector_to_parameters(server["theta"], module[0].parameters())
-    predicted = run.algorithm.predict(run.problem, server, x, run.rng)
-    torch.testing.assert_close(
-        predicted, module(x).softmax(-1).detach(), rtol=0, atol=1e-14
-    )  # products in another order
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedbabu", "niw", "mixture"])
-@pytest.mark.parametrize("update", ["body", "full"])
-def test_personalisation_trains_body_and_head(name: str, update: str) -> None:
-    clients = labelled(9, 6)
-    problem = problem_of(mlp(4, 5, 3), clients)
-    algorithm = fedhb.algorithms.build(
-        name, {"update": update, **({"kl_weight": 0.1} if name == "niw" else {})}
-    )
-    server = algorithm.start(problem, RNG)
-    plan = plan_of(epochs=3, train_head=True)
-    mine = algorithm.personalise(
-        problem, server, clients, algorithm.remember(problem, clients), plan, RNG
-    )
-    assert mine.theta.shape[:2] == mine.head.shape[:2] == (2, 1)
-    for value, start in ((mine.theta, problem.network.theta), (mine.head, problem.network.head)):
-        assert ((value[:, 0] - start).abs().amax(1) > 1e-3).all()
-    assert not torch.equal(mine.head[0], mine.head[1])
-
-
-@pytest.mark.filterwarnings("ignore:the prior .* shortens weights")
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        FedAvg(),
-        FedProx(update="full"),
-        niw(update="full"),
-        mixture(update="full", num_prototypes=3),
-    ],
-)
-def test_sums_leave_what_they_are_given_as_it_is(algorithm: Any) -> None:
-    """In float64 above all, where to convert an array does not copy it."""
-    clients = labelled(9, 6)
-    problem = problem_of(batch_normed(), clients)
-    server = algorithm.start(problem, RNG)
-    received = algorithm.broadcast(server, [0, 1])
-    found, _ = algorithm.local_update(problem, received, clients, {}, plan_of(train_head=True), RNG)
-
-    def copies(arrays: Arrays) -> dict[str, Tensor]:
-        return {key: value.clone() for key, value in arrays.items()}
-
-    given = [server, received, found]
-    before = [copies(arrays) for arrays in given]
-    algorithm.aggregate(problem, server, algorithm.summarise(problem, received, found, RNG), RNG)
-    for arrays, original in zip(given, before, strict=True):
-        assert same_bits(arrays, original)
-
-
-@pytest.mark.parametrize("update", ["body", "full"])
-def test_weight_decay_shrinks_what_is_sent_after_every_step(update: str) -> None:
-    """One step without momentum: (w - lr g) / (1 + lr weight_decay), of body and head where both are sent."""
-    options: Any = {
-        "rounds": 1,
-        "fraction": 1.0,
-        "batch_size": 8,
-        "lr": 0.2,
-        "momentum": 0.0,
-        "schedule": "constant",
-    }
-    module, clients = mlp(4, 5, 3), labelled(8, 8)
-    plain, decayed = (
-        fedhb.fit(
-            module, clients, FedBABU(update=update, weight_decay=decay), progress=False, **options
-        ).state.server
-        for decay in (0.0, 0.5)
-    )
-    assert plain.keys() == decayed.keys() == ({"theta", "head"} if update == "full" else {"theta"})
-    for key, value in plain.items():
-        torch.testing.assert_close(decayed[key], value / 1.1, rtol=1e-12, atol=1e-14)

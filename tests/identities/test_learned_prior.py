@@ -1,4 +1,6 @@
-"""NIW's learned prior, by hand: two rounds of unequal clients of whom, in the second, only some measure their curvature."""
+"""NIW's learned prior, by hand: two rounds of unequal clients of whom, in the second, only some
+measure their curvature.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def root(s: Tensor, h: Tensor, ratio: Tensor | float = 1.0) -> Tensor:
 
 
 def traces(measured: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """tr(H) [L] in the mean of those who measured, and the number of directions, tr(H)^2 / tr(H^2) between 1 and d."""
+    """tr(H) [L] in the mean of those who measured, and the number of directions, tr(H)^2 / tr(H^2)
+    between 1 and d.
+    """
     tr_H, tr_HH = (torch.stack(rows).mean(0) for rows in zip(*measured, strict=True))
     return tr_H, (tr_H**2 / tr_HH).clamp_min(1.0).minimum(D.double())
 
@@ -53,7 +57,9 @@ def way(x: Tensor, t: float) -> Tensor:
 
 
 def ways(pull: float, n: int) -> tuple[float, float]:
-    """How far a client with n examples goes with slopes of 1, held at its beginning, and the variance with examples' of 1."""
+    """How far a client with n examples goes with slopes of 1, held at its beginning, and the
+    variance with examples' of 1.
+    """
     sizes = [BATCH] * (n // BATCH) + ([n % BATCH] if n % BATCH else [])
 
     def end(slopes: list[float]) -> float:
@@ -76,7 +82,9 @@ def ways(pull: float, n: int) -> tuple[float, float]:
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize(("kl_weight", "lambda0"), [(1.0, 0.0), (0.3, 0.0), (1.0, 1.0), (0.3, 2.0)])
 def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
-    """Clients with one class each differ more than their few steps show, and their gradients tell by how much."""
+    """Clients with one class each differ more than their few steps show, and their gradients tell
+    by how much.
+    """
     network, clients = Network(mlp(4, 6, 3)), labelled(*SIZES.int().tolist())
     if classes == 1:
         own = torch.repeat_interleave(torch.arange(len(SIZES)) % 3, SIZES.long())

@@ -146,7 +146,9 @@ def test_the_minimiser_is_one(case: str) -> None:
 @pytest.mark.parametrize("selection", ["rounds", "independent"])
 @pytest.mark.parametrize("cohort", [1, 2, 4])
 def test_every_block_has_its_share_of_the_steps(selection: str, cohort: int) -> None:
-    """Each client's block, and the server's, moves in one of kappa steps: the proof needs no more of the selection."""
+    """Each client's block, and the server's, moves in one of kappa steps: the proof needs no more
+    of the selection.
+    """
     blocks = Blocks(num_clients=4, cohort=cohort, client_steps=4, selection=selection)
     drawn = list(islice(blocks.draw(np.random.default_rng(0)), 300 * blocks.round_length))
     counts = Counter(int(row) for rows in drawn for row in rows)
@@ -177,7 +179,7 @@ def test_it_reaches_the_minimiser(case: str) -> None:
 
 
 def test_with_full_batches_the_objective_never_rises() -> None:
-    """So that the constants known beforehand hold on the path."""
+    """The constants that are known beforehand then hold on the path."""
     problem = small()
     path = descend(
         problem, Blocks(4, 1, 4), list(range(1, 200)), printed_rule(1.0), np.random.default_rng(0)
@@ -233,9 +235,11 @@ def test_the_bounds_hold_at_every_recorded_step(case: str, selection: str) -> No
 
 
 def test_long_rounds_break_the_printed_bound_whoever_is_drawn() -> None:
-    """While one of two clients works, the gap cannot fall below what the others leave, and the bound goes to zero.
+    """While one of two clients works, the gap cannot fall below what the others leave, and the
+    bound goes to zero.
 
-    Every seed is above it, so their expectation is; D and R are those of the whole set that the iterates can reach.
+    Every seed is above it, so their expectation is; D and R are those of the whole set that the
+    iterates can reach.
     """
     problem = make(SMALL | {"num_clients": 2, "dim": 1, "examples": 40, "batch_size": 40, "noise": 1.0, "target_noise": 1.0,
                             "client_deviation": 0.5, "problem_seed": 1})  # fmt: skip
@@ -248,7 +252,8 @@ def test_long_rounds_break_the_printed_bound_whoever_is_drawn() -> None:
         if drawn in first:
             continue
         first.add(drawn)
-        # the other blocks do not move, so that the best this client can do alone is a bound from below
+        # the other blocks do not move, so that the best this client can do alone is a bound from
+        # below
         x = problem.start()
         for t in range(2000):
             x[drawn] -= problem.gradient(x)[drawn] / (1.0 + math.sqrt(t))

@@ -40,7 +40,9 @@ def test_the_ratio_is_that_of_the_densities() -> None:
 
 
 def test_half_the_ratio_has_the_mean_that_the_certificate_needs() -> None:
-    """E exp(l_n / 2) = (1 - d^2)^n, while E exp(l_n) = 1 says nothing of d^2: the whole ratio cannot take its place."""
+    """E exp(l_n / 2) = (1 - d^2)^n, while E exp(l_n) = 1 says nothing of d^2: the whole ratio
+    cannot take its place.
+    """
     rng, noise, n = np.random.default_rng(0), 0.5, 4
     x = rng.uniform(-1, 1, size=(400_000, n))
     truth, f = np.sin(2 * x), np.sin(2 * x) + 0.6 * x
@@ -57,7 +59,9 @@ def test_half_the_ratio_has_the_mean_that_the_certificate_needs() -> None:
 
 @pytest.mark.parametrize("dof", ["full", "per_coordinate"])
 def test_the_joint_kl_is_a_mean_of_log_densities(dof: str) -> None:
-    """Against draws of phi and theta, for d = 1, where both kinds of NIW are one and densities are those of scipy."""
+    """Against draws of phi and theta, for d = 1, where both kinds of NIW are one and densities are
+    those of scipy.
+    """
     eps, clients = 0.3, regression(6, 6, 6, inputs=1)
     algorithm = niw(p_do=1.0, eps=eps, dof=dof)
     problem = problem_of(linear(1), clients, GaussianRegression(noise=0.4), head="")
@@ -86,7 +90,9 @@ def test_the_joint_kl_is_a_mean_of_log_densities(dof: str) -> None:
 
 
 def test_counting_examples_instead_of_clients_only_costs() -> None:
-    """q(phi) has seen N weights; with l0 and n0 as if it had seen |D|, the joint KL is larger, the more so the more examples."""
+    """q(phi) has seen N weights; with l0 and n0 as if it had seen |D|, the joint KL is larger, the
+    more so the more examples.
+    """
     problem = problem_of(
         linear(4), regression(6, 6, 6, inputs=4), GaussianRegression(noise=0.4), head=""
     )
@@ -96,7 +102,9 @@ def test_counting_examples_instead_of_clients_only_costs() -> None:
 
 
 def test_the_certificate_holds_for_a_conjugate_posterior() -> None:
-    """theta ~ N(0, 1), y = theta x + noise: the exact posterior; over 200 data sets the bound may fail in 5 %, and never does."""
+    """theta ~ N(0, 1), y = theta x + noise: the exact posterior; over 200 data sets the bound may
+    fail in 5 %, and never does.
+    """
     rng, noise, n = np.random.default_rng(0), 0.5, 20
     ratios = []
     for _ in range(200):
@@ -126,7 +134,9 @@ def test_rates_by_hand() -> None:
 
 
 def test_the_reference_kl_is_no_constant() -> None:
-    """The proof calls it one; sigma_n^2 falls like 1/n, so it grows by G/2 log 2 whenever n doubles."""
+    """The proof calls it one; sigma_n^2 falls like 1/n, so it grows by G/2 log 2 whenever n
+    doubles.
+    """
     net = Backbone(layers=1, width=8, inputs=2, weights=33)
     kl = [net.reference_kl(n, bound=3.0, deviation=0.2) for n in (100, 200, 400)]
     assert np.diff(kl) == pytest.approx([33 / 2 * math.log(2)] * 2, rel=1e-6)
@@ -179,7 +189,9 @@ def test_the_experiment_gives_records_and_tables() -> None:
 
 
 def test_clients_are_sampled_from_their_spikes() -> None:
-    """A column is dropped with probability 1 - p_do, for each client on its own, and eps is the width of the rest."""
+    """A column is dropped with probability 1 - p_do, for each client on its own, and eps is the
+    width of the rest.
+    """
     problem = problem_of(
         linear(4), regression(6, 6, inputs=4), GaussianRegression(noise=0.4), head=""
     )

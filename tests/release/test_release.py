@@ -1,4 +1,5 @@
-"""What a user gets: source and wheel built, installed into a clean environment, and used; what else that brings along.
+"""Source and wheel are built, installed into a clean environment, and used; what else
+that brings along.
 
 `make release-check` runs it: it needs a package index, and some minutes for torch.
 """
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 LICENCES = ROOT / "docs/licences.md"
 
 EXTRAS = "flower,privacy,tensorboard,figures,corruptions"
-"""What users may ask for; the other extras are for work on fedhb itself."""
+"""The extras for users; the others are for work on fedhb itself."""
 
 PERMISSIVE = (
     "MIT",
@@ -37,7 +38,8 @@ PERMISSIVE = (
     "HPND",
     "CNRI",
 )
-"""Parts of the names of licences under which everything that comes along may be used and passed on."""
+"""Parts of the names of licences under which everything that comes along may be used and passed on.
+"""
 
 LIST = """
 import importlib.metadata as m, json
@@ -71,7 +73,9 @@ def built(tmp_path_factory) -> dict[str, Path]:
 
 
 def environment(folder: Path, *what: object) -> Path:
-    """The interpreter of a new environment that holds this and what it asks for, at the versions of constraints.txt."""
+    """The interpreter of a new environment that holds this and what it asks for, at the versions of
+    constraints.txt.
+    """
     run(sys.executable, "-m", "venv", folder)
     python = folder / "bin/python"
     for one in ("torch", *what):  # torch first: its build decides what comes with it
@@ -153,7 +157,9 @@ def installed(clean: Path) -> dict[str, tuple[str, str]]:
 
 
 def test_every_version_is_fixed(whole):
-    """constraints.txt names everything that an installation brings along, so that it is the same tomorrow."""
+    """constraints.txt names everything that an installation brings along, so that it is the same
+    tomorrow.
+    """
     run(whole, "-m", "pip", "check")
     fixed = dict(
         re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -215,7 +221,10 @@ EXPLAINED: dict[str, str] = {}
 
 
 def test_no_version_has_a_known_weakness(whole, tmp_path):
-    """pip-audit asks an advisory service about every fixed version. Where none answers the test is skipped and says so."""
+    """pip-audit asks an advisory service about every fixed version.
+
+    Where none answers the test is skipped and says so.
+    """
     pins = tmp_path / "pins.txt"
     pins.write_text(
         "".join(

@@ -1,13 +1,49 @@
-"""Learning curves: runs are averaged round by round, and every quantity is called what it is."""
+"""Learning curves: runs are averaged round by round, and every curve says what it is."""
 
 from __future__ import annotations
 
 import json
-
-import pytest
+import shutil
 
 import finished
+import numpy as np
+import pytest
+from pages import changed, data_of
+
 from fedhb.report import curves, run_data
+from fedhb.report.page import write
+
+
+def test_curves_are_those_of_the_runs(compared, page):
+    rounds = [
+        [
+            json.loads(line)
+            for line in (compared / f"niw-seed{k}/rounds.jsonl").read_text().splitlines()
+        ]
+        for k in (0, 1)
+    ]
+    mean = next(s for s in data_of(page)["plots"][0]["series"] if s["name"] == "niw")
+    assert mean["y"] == pytest.approx(
+        [(a["loss"] + b["loss"]) / 2 for a, b in zip(*rounds, strict=True)], rel=1e-4
+    )
+    sent = np.cumsum([r["down_bytes"] + r["up_bytes"] for r in rounds[0]]) / 1e6
+    assert mean["x"]["sent"] == pytest.approx(sent, rel=1e-4) and mean["x"]["round"] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
+
+
+def test_rounds_that_do_not_say_what_was_sent_have_their_curves(compared, tmp_path):
+    shutil.copytree(compared / "niw-seed0", tmp_path / "r")
+    changed(tmp_path / "r", "rounds.jsonl", lambda found: found.pop("down_bytes"))
+    write([tmp_path / "r"], tmp_path / "p.html")
+    assert "curve-loss" in {
+        plot["id"] for plot in data_of((tmp_path / "p.html").read_text())["plots"]
+    }
 
 
 @pytest.fixture(scope="module")

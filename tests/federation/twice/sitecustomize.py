@@ -1,5 +1,6 @@
-"""On the path of a SuperNode: with FAULT=twice every answer is sent twice, and while the file STALL exists, answers are announced
-but not uploaded."""
+"""On the path of a SuperNode: with FAULT=twice every answer is sent twice, and while the file STALL
+exists, answers are announced but not uploaded.
+"""
 
 import os
 import sys

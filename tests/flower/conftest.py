@@ -1,0 +1,32 @@
+"""A folder that `fedhb deploy init` has made, as a fixture."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from fedhb.cli.main import app
+
+
+def deploy(*words):
+    result = CliRunner().invoke(app, ["deploy", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture
+def folder(tmp_path):
+    deploy(
+        "init",
+        tmp_path / "fed",
+        "--nodes",
+        2,
+        "--host",
+        "server.example.org",
+        "--host",
+        "192.0.2.7",
+        "--rounds",
+        4,
+    )
+    return tmp_path / "fed"
