@@ -19,7 +19,7 @@ import os, pathlib, warnings
 os.fsync = lambda handle: None
 import typer
 from stopped_runs import fit
-from fedhb import cli
+from fedhb.cli import main as cli
 cli.app = typer.Typer(pretty_exceptions_enable=False)
 cli.app.command()(lambda out: fit(pathlib.Path(out), **{options!r}))
 cli.main()

@@ -215,7 +215,7 @@ import pathlib, sys, time
 sys.path.insert(0, {helpers!r})
 import typer
 import fedhb
-from fedhb import cli
+from fedhb.cli import main as cli
 from stopped_runs import fit
 
 class Slow(fedhb.FedAvg):

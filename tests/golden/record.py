@@ -1,8 +1,8 @@
 """Make the numbers of tests/golden anew, or compare two versions of the code to the last bit.
 
-python tests/golden/record.py writes numbers.json, which `make test` compares to 1e-5 python
-tests/golden/record.py --exact FILE.npz writes every array whole, for `--compare` python
-tests/golden/record.py --compare A.npz B.npz
+python tests/golden/record.py                    writes numbers.json for `make test`
+python tests/golden/record.py --exact FILE.npz   writes every array whole, for `--compare`
+python tests/golden/record.py --compare A.npz B.npz
 """
 
 from __future__ import annotations
