@@ -13,6 +13,7 @@ from tuning import OWN, run, write, write_data
 
 from fedhb.algorithms import FedBABU
 from fedhb.cli import main
+from fedhb.errors import InputError
 from fedhb.files import of_file
 from fedhb.runs import run_grid, tune
 from fedhb.runs.settings import read_toml

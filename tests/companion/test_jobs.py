@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from small_experiment import COMMON, Silent, complete, lines, plain, write
 
 from fedhb.errors import InputError

@@ -14,8 +14,8 @@ from small_experiment import COMMON, write
 
 from fedhb.algorithms import build
 from fedhb.errors import InputError
+from fedhb.runs import run_grid
 from fedhb.runs.from_settings import make_clients, train
-from fedhb.runs.run_grid import settings_of
 from fedhb.runs.settings import Settings
 from fedhb_paper import cells, convergence, costs, experiments, gates, novel_users, table, workbench
 
@@ -295,9 +295,10 @@ def test_novel_clients_personalise_with_n_examples(tmp_path):
     experiment, records = complete(tmp_path)
     for r in records:
         assert set(r["result"]["after"]) == {"2", "200"} and r["settings"]["examples"] == [2, 200]
-        # three classes of ten
-        assert r["result"]["after"]["200"]["nll"] < r["result"]["before"]["nll"]
-    chosen = settings_of(experiment.settings, records[0]["key"])
+        assert (
+            r["result"]["after"]["200"]["nll"] < r["result"]["before"]["nll"]
+        )  # three classes of ten
+    chosen = run_grid.settings_of(experiment.settings, records[0]["key"])
     run = train(chosen, None, progress=False)
     _, unseen = make_clients(chosen)
     assert (
