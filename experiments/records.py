@@ -42,9 +42,9 @@ def study(folder: Path, split: str, variants: Sequence[Sequence[str]]) -> None:
             if (tuple(variant), seed) in done:
                 continue
             settings = settings_of(variant, split, seed)
-            if settings.dataset not in datasets:
-                datasets[settings.dataset] = data.load(settings.dataset)
-            run = train(settings, None, dataset=datasets[settings.dataset], progress=False)
+            if settings.data.dataset not in datasets:
+                datasets[settings.data.dataset] = data.load(settings.data.dataset)
+            run = train(settings, None, dataset=datasets[settings.data.dataset], progress=False)
             records.append(record_of(variant, seed, run))
             with path.open("a") as file:
                 file.write(json.dumps(records[-1]) + "\n")

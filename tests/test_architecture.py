@@ -327,7 +327,9 @@ TESTS = Path(__file__).parent
 TESTED_ELSEWHERE = {
     "engine/allocator.py": "engines/test_cost.py",  # a hint to the C library; no number depends on it
     "training/plan.py": "runs/test_fit.py",  # five values without a method
+    "cli/algorithms_command.py": "cli/test_main.py",
     "cli/deploy_commands.py": "flower/test_local_federation.py",
+    "runs/simulation.py": "runs/test_fit.py",  # fit hands everything on to it
     "flower/client_app.py": "flower/test_node_cohort.py",  # the nodes in this process call it
 }
 """Modules that have no test file of their own, and the file that tests them."""

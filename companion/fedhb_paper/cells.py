@@ -10,18 +10,16 @@ settings.toml is as `fedhb.runs.run_grid` describes it, with two more settings:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedhb.algorithms import ALGORITHMS
 from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.runs import run_grid
 from fedhb.runs.from_settings import make_clients
 from fedhb.runs.records import MISSING, Key
 from fedhb.runs.run import Run
-from fedhb.runs.run_grid import dataset_of
+from fedhb.runs.run_grid import dataset_of, default
 from fedhb.runs.settings import Settings
 from fedhb.settings_fields import did_you_mean
 
@@ -79,14 +77,7 @@ def effective(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, An
 
 def before(name: str) -> Any:
     """What there was before a setting, by its name in `resolved`: mostly its default."""
-    table, dot, field = name.partition(".")
-    owner = ALGORITHMS.get(table) if dot else Settings
-    default = (
-        next((f.default for f in dataclasses.fields(owner) if f.name == (field or name)), MISSING)
-        if owner
-        else MISSING
-    )
-    return BEFORE.get(name, default)
+    return BEFORE.get(name, default(name))
 
 
 def clients_of(run: Run, settings: Settings) -> tuple[Clients, Clients | None]:

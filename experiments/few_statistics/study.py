@@ -1,4 +1,6 @@
-"""What a personal model with few examples gains by running statistics that the federation's hold (algorithms/few_examples.py).
+"""Measure what a personal model with few examples gains where the federation's statistics count too.
+
+They count for few_examples.PRIOR_EXAMPLES (algorithms/empirical_bayes/few_examples.py).
 
 python -m experiments.few_statistics.study
 """
@@ -33,9 +35,15 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
     run = fedhb.fit(
-        model, clients, fedhb.NIW(), rounds=30, fraction=0.5, batch_size=20, progress=False
+        model,
+        clients,
+        fedhb.EmpiricalBayes(),
+        rounds=30,
+        fraction=0.5,
+        batch_size=20,
+        progress=False,
     )
-    print("| examples | global | " + " | ".join(f"COUNT = {count}" for count in COUNTS) + " |")
+    print("| examples | global | " + " | ".join(str(count) for count in COUNTS) + " |")
     print("|---" * (2 + len(COUNTS)) + "|")
     for n in SIZES:
         found = []
@@ -43,7 +51,7 @@ def main() -> None:
             x, y = hospital(rng, n + TESTED)
             predictions = [run.predict(x[n:])]
             for count in COUNTS:
-                few_examples.COUNT = count
+                few_examples.PRIOR_EXAMPLES = count
                 predictions.append(run.personalise(x[:n], y[:n]).predict(x[n:]))
             found.append([-np.log(p[np.arange(TESTED), y[n:]]).mean() for p in predictions])
         print(f"| {n} | " + " | ".join(f"{value:.3f}" for value in np.mean(found, axis=0)) + " |")

@@ -1,4 +1,6 @@
-"""What NIW's personal prior gains where clients take few steps in a round (algorithms/few_steps.py), on validation data.
+"""Measure what the personal prior gains from gradients where clients take few steps in a round.
+
+The prior is that of algorithms/empirical_bayes/few_steps.py; the data are for validation.
 
     FEDHB_DATA=... python -m experiments.few_steps.study
 
@@ -25,7 +27,11 @@ CELLS = {
     "1 step, all clients alike": {"num_clients": 1000, "fraction": 0.02, "partition": "iid"},
     "a short second, all clients alike": {"num_clients": 941, "fraction": 0.02, "partition": "iid"},
 }
-METHODS = {"niw by scatter alone": ("niw", 0), "niw": ("niw", FEW), "fedavg": ("fedavg", FEW)}
+METHODS = {
+    "empirical-bayes by scatter alone": ("empirical-bayes", 0),
+    "empirical-bayes": ("empirical-bayes", FEW),
+    "fedavg": ("fedavg", FEW),
+}
 
 
 def main() -> None:

@@ -24,12 +24,12 @@ from fedhb import data
 from fedhb.algorithms import build
 from fedhb.answers.hostile import ATTACKS, attacked
 from fedhb.errors import DivergedError
-from fedhb.runs.fit import fit
-from fedhb.runs.from_settings import fit_options, make_clients, model_of
+from fedhb.runs.from_settings import make_clients, model_of
 from fedhb.runs.settings import Settings
+from fedhb.runs.simulation import Keep, Population, simulate
 
 RECORDS = Path(__file__).parent / "RECORDS.jsonl"
-ALGORITHMS = ("niw", "fedavg")
+ALGORITHMS = ("empirical-bayes", "fedavg")
 SHARES = (0.1, 0.2)
 MORE = ("refuse,clip,winsorise", "refuse,krum")
 """Other filters, against the attack that the default leaves most of."""
@@ -54,7 +54,7 @@ def one_run(
     """A run of this variant, and what is kept of it."""
     settings = Settings.resolve(None, FASHION | {"algorithm": name, "seed": seed, "workers": 1})
     clients, _ = make_clients(settings, dataset)
-    model, _ = model_of(settings, clients)
+    model = model_of(settings, clients)
     algorithm = build(name, {})
     if attack != "none":
         algorithm, clients = attacked(algorithm, clients, attack, share, seed)
@@ -65,13 +65,9 @@ def one_run(
         "defence": defence,
         "seed": seed,
     }
-    options = fit_options(settings) | {
-        "evaluate_on": "test",
-        "personal_epochs": 1,
-        "defence": defence,
-    }
+    settings = settings.change(personal_epochs=1, defence=defence)
     try:
-        run = fit(model, clients, algorithm, **options, progress=False)
+        run = simulate(settings, algorithm, model, Population(clients), Keep(progress=False))
     except DivergedError as error:
         return record | {"accuracy": None, "stopped": str(error)}
     refused, clipped = (sum(r.get(key, 0) for r in run.records) for key in ("refused", "clipped"))

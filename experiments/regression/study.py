@@ -54,7 +54,7 @@ def main() -> None:
     """Every setting."""
     warnings.simplefilter("ignore")
     for bent, noise, batch_size in itertools.product((False, True), (0.05, 0.5), (50, 20)):
-        for algorithm in (fedhb.FedAvg(), fedhb.NIW()):
+        for algorithm in (fedhb.FedAvg(), fedhb.EmpiricalBayes()):
             for name, options in LIKELIHOODS.items():
                 found = []
                 for seed in (100, 101):

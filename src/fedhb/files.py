@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that knows when it was changed."""
+"""Files that are written whole or not at all, and JSON with a checksum of itself."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from typing import Any
 from fedhb.errors import InputError
 
 MOST_JSON = 2**29
-"""The largest JSON file that is believed: a manifest with the memories of a million clients has half of it."""
+"""The largest JSON file that is read: a manifest of a million clients has half as many bytes."""
 
 
 def write_atomically(
     path: Path, content: bytes, settle: bool = True, private: bool = False
 ) -> None:
-    """A file with this content, or the file as it was before: temporary file, fsync, rename, fsync of the folder.
+    """Write a file whole, or leave it as it was.
 
-    Whoever writes many files leaves out the last step (`settle`) and calls `sync_folder` once. What is `private` is readable to
-    its owner alone, from its first byte on.
+    The steps are: a temporary file, fsync, rename, fsync of the folder.
+
+    Args:
+        path: the file; its folder is made where it is missing.
+        content: its bytes.
+        settle: do the last step. Many files need it only once (`sync_folder`).
+        private: let its owner alone read it, from its first byte on.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -47,7 +52,7 @@ def write_atomically(
 
 
 def check_unused(path: Path, remedy: str, resume: bool = False) -> None:
-    """Refuse a file, and a folder that holds something unless that is gone on with."""
+    """Refuse a file, and a folder that is not empty unless its content is resumed."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file: give a folder")
     if path.exists() and any(path.iterdir()) and not resume:
@@ -55,7 +60,7 @@ def check_unused(path: Path, remedy: str, resume: bool = False) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """The names in this folder are on the disk."""
+    """Put the names in this folder on the disk."""
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         folder = os.open(path, os.O_RDONLY)
         try:
@@ -65,22 +70,22 @@ def sync_folder(path: Path) -> None:
 
 
 def named(error: OSError, path: Path) -> OSError:
-    """The same error with the file's name: a failed write has none."""
+    """Return an error with the file's name, which that of a failed write lacks."""
     return OSError(error.errno, error.strerror or str(error), str(path))
 
 
 def as_json(value: Any, indent: int | None = 1) -> bytes:
-    """Readable JSON, or without `indent` a line."""
+    """Return a value as readable JSON, or as one line without `indent`."""
     return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()
 
 
 def sealed(value: dict[str, Any], indent: int | None = 1) -> bytes:
-    """The same with a checksum of itself, so that no changed byte goes unnoticed."""
+    """Return a value as JSON with a checksum of itself, by which a changed byte is noticed."""
     return as_json(value | {"checksum": _checksum(value)}, indent)
 
 
 def unsealed(path: Path, required: bool = True) -> dict[str, Any]:
-    """A JSON file of ours, whose checksum is right.
+    """Return the content of a JSON file whose checksum is right.
 
     Args:
         path: the file.
@@ -88,7 +93,7 @@ def unsealed(path: Path, required: bool = True) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not what was written.
+        ValueError: it is not as it was written.
     """
     with path.open("rb") as file:
         content = file.read(MOST_JSON + 1)
@@ -98,7 +103,7 @@ def unsealed(path: Path, required: bool = True) -> dict[str, Any]:
 
 
 def unsealed_text(content: bytes, required: bool = True) -> dict[str, Any]:
-    """The same of what such a file, or a line of one, holds."""
+    """Return the content of the bytes of such a file, or of a line of one."""
     try:
         value = json.loads(content.decode("utf-8"))
     except RecursionError:
@@ -115,12 +120,12 @@ def _checksum(value: dict[str, Any]) -> str:
 
 
 def hashed(content: bytes) -> str:
-    """The hash by which bytes are known again."""
+    """Return the sha256 of bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def file_hash(path: str) -> str:
-    """The sha256 of a file: a record is of what was in it. Empty where there is none."""
+    """Return the sha256 of a file's content; empty where there is no file."""
     try:
         status = Path(path).stat()
         return _file_hash(path, status.st_mtime_ns, status.st_size)
@@ -129,7 +134,7 @@ def file_hash(path: str) -> str:
 
 
 def of_file(path: str) -> str:
-    """A file by its name and the begin of its hash; nothing for no file."""
+    """Return a file's name and the first digits of its hash; empty for no file."""
     return f"{Path(path).name} {file_hash(path)[:12]}" if path else ""
 
 

@@ -1,6 +1,7 @@
-"""Randomness without state: every random choice has its own generator, derived from who makes it, when and what for.
+"""Randomness without state: every random choice has its own generator.
 
-So a run can stop after any round and go on with the same numbers, and clients may run in any order, grouping or process.
+It is derived from the client, the round and the purpose. So a run can stop after any round and go
+on with the same numbers, and clients may run in any order, grouping or process.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ SERVER = -1
 
 
 def derive(*parts: object) -> int:
-    """A 63-bit seed from any values: equal values give equal seeds, on every machine."""
+    """Return a 63-bit seed from any values; equal values give equal seeds on every machine."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(frozen=True)
 class Randomness:
-    """The randomness of one round: `rng(client, purpose)` is a fresh generator that depends on nothing else."""
+    """The randomness of one round: `rng(client, purpose)` is a new generator each time."""
 
     seed: int
     round: int = 0
 
     def __call__(self, client: int, purpose: str) -> torch.Generator:
-        """The generator of this client (or `SERVER`) for this purpose."""
+        """Return the generator of this client (or `SERVER`) for this purpose."""
         return torch.Generator().manual_seed(derive(self.seed, self.round, client, purpose))
 
 
@@ -41,6 +42,5 @@ def absorb(digest: Any, tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         values = tensor.detach().cpu().contiguous().numpy()
         digest.update(f"{values.dtype}{values.shape}".encode())
-        digest.update(
-            values.reshape(-1).view(np.uint8)
-        )  # in place: a pool of images may have half a gigabyte
+        # without a copy: images may have half a gigabyte
+        digest.update(values.reshape(-1).view(np.uint8))

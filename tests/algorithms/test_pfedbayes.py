@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from fedhb.algorithms.pairs import Pair, kl, kl_of_q, kl_of_w
 from problems import (
     RNG,
     batch_normed,
@@ -28,7 +29,6 @@ from torch.nn.functional import softplus
 
 import fedhb
 from fedhb.algorithms import Problem
-from fedhb.algorithms.pairs import Pair, kl, kl_of_q, kl_of_w
 from fedhb.algorithms.pfedbayes import PFedBayes
 from fedhb.algorithms.toolbox import answer_bytes, num_bytes
 from fedhb.clients.clients import Clients

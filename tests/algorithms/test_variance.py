@@ -11,7 +11,7 @@ from fedhb.algorithms.empirical_bayes import few_steps, variance
 from fedhb.algorithms.empirical_bayes.variance import Evidence
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network, per_weight, tensor_means, tensor_sizes
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 
@@ -38,7 +38,7 @@ def test_a_pull_per_tensor_is_one_per_weight() -> None:
         ):
             plan = plan_of(2, 4, lr=0.2, momentum=momentum)
             weights, _ = train(
-                network, Categorical(3), initial(network, 2), clients, plan, RNG, pull=pull
+                network, Categorical(3), initial(network, 2), clients, plan, RNG, Penalty(pull)
             )
             found.append(weights.theta)
     torch.testing.assert_close(found[0], found[1], rtol=1e-13, atol=1e-14)

@@ -20,7 +20,7 @@ import torch
 
 from fedhb.algorithms import ALGORITHMS
 from fedhb.cli import main
-from fedhb.network.nets.mobilenet import Same
+from fedhb.network.nets.mobilenet import FastConvolution
 from fedhb_paper.bench import flower_peer, machine, measure, side_by_side, w1, w2, w3, w4
 from fedhb_paper.bench.bench_task import Task
 from fedhb_paper.bench.memory_use import PeakMemory, own_processes, resident_bytes
@@ -196,8 +196,8 @@ def test_all_do_the_same_work_by_the_protocol_of_the_cifar_experiments():
     )
     plain, processes, ours = (rounds_of(c, 1) for c in contenders)
     assert agreement(ours, plain) < 1e-6 and agreement(processes, plain) < 1e-6
-    assert not any(isinstance(module, Same) for module in task.ordinary().modules())
-    assert any(isinstance(module, Same) for module in task.model().modules())
+    assert not any(isinstance(module, FastConvolution) for module in task.ordinary().modules())
+    assert any(isinstance(module, FastConvolution) for module in task.model().modules())
     moved = replace(task, lr=0.01, batch_size=6)  # a step of each client
     plain, ours = (
         rounds_of(c, 1)

@@ -5,7 +5,6 @@ time.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,7 +184,7 @@ def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
         {"cell": "half", "variant": "empirical-bayes", "seed": 0},
     )
     for epochs in (1, 3):  # one of them as the run itself personalises
-        run = train(replace(chosen, personal_epochs=epochs), None, progress=False)
+        run = train(chosen.change(personal_epochs=epochs), None, progress=False)
         assert run.result["personalised"] == result["after"][str(epochs)]
 
 

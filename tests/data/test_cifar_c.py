@@ -105,7 +105,7 @@ def test_what_is_there_is_kept_and_the_rest_is_made(here):
 
 
 def test_processes_change_nothing(here, monkeypatch):
-    monkeypatch.setattr(cifar_c, "BLOCK", 3)
+    monkeypatch.setattr(cifar_c, "IMAGES_PER_TASK", 3)
     names = ("gaussian_noise", "glass_blur", "elastic_transform")
     monkeypatch.setattr(cifar_c, "TRAINING", names)
     monkeypatch.setattr(cifar_c, "NOVEL", ())

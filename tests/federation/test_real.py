@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from fedhb.runs.folder import RunFolder
 from fedhb.runs.from_settings import make_clients, train
 from fedhb.runs.settings import Settings
 from fedhb.seeding import Randomness
+from fedhb.training.plan import Plan
 
 pytestmark = pytest.mark.federation
 
@@ -226,9 +226,16 @@ def simulate(chosen: Settings, cohorts):
     server = algorithm.start(problem, Randomness(chosen.seed))
     for done, positions in enumerate(cohorts):
         rng = Randomness(chosen.seed, done + 1)
-        local = chosen.training
-        lr = learning_rate(local.schedule, local.lr, done, local.rounds)
-        plan = replace(chosen.plan(algorithm.update == "full"), lr=lr)
+        lr = learning_rate(
+            chosen.training.schedule, chosen.training.lr, done, chosen.training.rounds
+        )
+        plan = Plan(
+            chosen.training.local_epochs,
+            chosen.training.batch_size,
+            lr,
+            chosen.training.momentum,
+            algorithm.update == "full",
+        )
         sums, _ = InProcess(problem, algorithm, clients, ClientStore()).run(
             server, positions, plan, rng
         )

@@ -26,11 +26,9 @@ def deploy(*words):
 
 def test_the_run_config_gives_the_settings_back(folder, tmp_path):
     config = tomllib.loads((folder / "run.toml").read_text())
-    assert (
-        settings_of(config).training.rounds == 4
-        and settings_of(config).data.num_clients == 2
-        and settings_of(config).training.fraction == 1.0
-    )
+    settings = settings_of(config)
+    assert (settings.training.rounds, settings.training.fraction) == (4, 1.0)
+    assert settings.data.num_clients == 2
     deploy(
         "config",
         folder,

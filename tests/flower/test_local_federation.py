@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import tomllib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,7 +66,7 @@ def test_a_finished_run_says_so_if_it_is_the_one_that_is_asked_for(folder, monke
     with pytest.raises(InputError, match="it starts"):
         deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7)
     held_again = settings_of(tomllib.loads((folder / "run.toml").read_text()))
-    out.write("settings.toml", replace(held_again, seed=7).to_toml({}).encode())
+    out.write("settings.toml", held_again.change(seed=7).to_toml({}).encode())
     assert "finished" in " ".join(
         deploy("up", folder, "--nodes", 2, "--resume", "--seed", 7).split()
     )

@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 from loopback import FIRST, federation, small
 from loopback_faults import events
 
-from fedhb.errors import DivergedError, InputError
+from fedhb.errors import FailedRoundError, InputError
 from fedhb.files import unsealed
 from fedhb.flower.server_app import serve
 
@@ -48,7 +48,7 @@ def test_a_round_that_never_gets_enough_answers_ends_the_run_at_the_last_good_on
     settings = small("empirical-bayes", rounds=3, fraction=1.0)
     grid, chosen = federation(settings, tmp_path / "out", deadline=0.05, retries=1)
     grid.fault = fault
-    with pytest.raises(DivergedError, match="2 attempts"):
+    with pytest.raises(FailedRoundError, match="2 attempts"):
         serve(grid, chosen)
     assert json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "failed"
     grid.fault = None
@@ -151,6 +151,6 @@ def test_nodes_with_another_network_are_refused(tmp_path, monkeypatch):
         "shared_hash",
         lambda self, real=client_app.FederatedTask.shared_hash: real(self) + str(id(self)),
     )
-    with pytest.raises(DivergedError):
+    with pytest.raises(FailedRoundError):
         serve(grid, chosen)
     assert "versions" in events(tmp_path / "out")[0]["detail"]

@@ -9,6 +9,7 @@ from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.in_process import InProcess
 from fedhb.runs.from_settings import make_clients
 from fedhb.seeding import Randomness
+from fedhb.training.plan import Plan
 
 
 def events(out):
@@ -29,7 +30,14 @@ def without(settings, positions):
     task = FederatedTask.of(settings, census)
     rng, algorithm = Randomness(settings.seed, 1), build(settings.algorithm)
     server = algorithm.start(task.problem, Randomness(settings.seed))
-    plan = settings.plan(algorithm.update == "full")  # the step schedule of a single round
+    lr = settings.training.lr  # the step schedule of a single round
+    plan = Plan(
+        settings.training.local_epochs,
+        settings.training.batch_size,
+        lr,
+        settings.training.momentum,
+        algorithm.update == "full",
+    )
     sums, _ = InProcess(task.problem, algorithm, clients, ClientStore()).run(
         server, positions, plan, rng
     )

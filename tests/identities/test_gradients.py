@@ -19,7 +19,7 @@ from fedhb.algorithms.empirical_bayes.curvature import training_time
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 from fedhb.network.vectors import Network
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 PLANS = {
@@ -49,9 +49,9 @@ def test_reach_is_how_far_the_solver_goes(name: str, pull: float) -> None:
             torch.full((1, 1), pull / n, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         )
         moved.append(
-            train(network, GaussianRegression(noise=flat), start, clients, plan, RNG, pull=prior)[
-                0
-            ].theta.squeeze(1)
+            train(
+                network, GaussianRegression(noise=flat), start, clients, plan, RNG, Penalty(prior)
+            )[0].theta.squeeze(1)
         )
     reach = few_steps.reach([n], plan, torch.tensor([pull]), False)
     few, W, square, R = (reach[key].item() for key in few_steps.ANSWERS)
@@ -101,7 +101,7 @@ def summary_of(clients: Clients, plan: Plan, m0: Tensor, H: Tensor, pull: float)
     network, start = Network(linear(d)), initial(Network(linear(d)), count)
     start.theta.copy_(m0.expand(count, -1))
     prior = Pull(pull / clients.sizes.double().unsqueeze(1), m0)
-    m = train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=prior)[
+    m = train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, Penalty(prior))[
         0
     ].theta
     h, square = H.diagonal(dim1=1, dim2=2).mean(1), (H @ H).diagonal(dim1=1, dim2=2).sum(1) / d**2

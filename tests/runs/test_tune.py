@@ -235,19 +235,19 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
     path = write(tmp_path, SPACE + "[own.mixture]\n")
     clean, _ = run(path)
     (path.parent / "records.jsonl").unlink()
-    real, gather = from_settings.make_clients, Share.examples
+    real, gather = from_settings.make_population, Share.examples
 
     def poisoned(*arguments):
 
-        clients, holdout = real(*arguments)
-        test = clients.test
+        population = real(*arguments)
+        test = population.clients.test
         poison = Share(
             torch.full(test.x.shape, math.nan),
             torch.full_like(test.y, 10**6),
             test.rows,
             test.offsets,
         )
-        return replace(clients, test=poison), holdout
+        return replace(population, clients=replace(population.clients, test=poison))
 
     def watched(self, k, most=None):
         assert not self.x.is_floating_point() or not torch.isnan(self.x).any(), (
@@ -255,7 +255,7 @@ def test_no_test_example_is_read(tmp_path, monkeypatch):
         )
         return gather(self, k, most)
 
-    monkeypatch.setattr(from_settings, "make_clients", poisoned)
+    monkeypatch.setattr(from_settings, "make_population", poisoned)
     monkeypatch.setattr(Share, "examples", watched)
     assert run(path)[0] == clean
     with pytest.raises(AssertionError, match="a test example was read"):

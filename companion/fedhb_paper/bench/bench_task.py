@@ -14,7 +14,7 @@ from fedhb.clients.clients import Clients
 from fedhb.engine.schedule import cohort
 from fedhb.likelihood import Categorical
 from fedhb.network import nets
-from fedhb.network.nets.mobilenet import Same
+from fedhb.network.nets.mobilenet import FastConvolution
 from fedhb.network.vectors import Network
 from fedhb.seeding import Randomness
 
@@ -58,7 +58,7 @@ class Task:
         """Return this network with torch's own convolutions, as others would write it."""
         model = self.model()
         for module in model.modules():
-            if isinstance(module, Same):
+            if isinstance(module, FastConvolution):
                 module.__class__ = nn.Conv2d  # type: ignore[assignment]
         if self.batch_norm == "batch":
             for module in model.modules():

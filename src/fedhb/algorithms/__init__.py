@@ -27,6 +27,7 @@ from fedhb.algorithms.pfedbayes import PFedBayes
 from fedhb.errors import InputError
 from fedhb.settings_fields import bounded, convert, did_you_mean
 from fedhb.training.plan import Plan
+from fedhb.user_code import imported
 
 ALGORITHMS: dict[str, type[Any]] = {
     cls.name: cls
@@ -50,36 +51,51 @@ ALGORITHMS: dict[str, type[Any]] = {
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
-    """An algorithm by name with its own settings. Unknown names and settings are errors."""
-    if name not in ALGORITHMS:
-        raise InputError(
-            f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from {', '.join(ALGORITHMS)}"
-        )
-    cls, values = ALGORITHMS[name], {}
+    """Return an algorithm by its name, with its own settings.
+
+    An algorithm of the user's own is named pkg.mod:Class.
+    """
+    cls, values = class_of(name), {}
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key, value in (options or {}).items():
         if key not in fields:
             raise InputError(
-                f"{name} has no setting {key!r}{did_you_mean(key, fields)}: it has {', '.join(fields)}"
+                f"{name} has no setting {key!r}{did_you_mean(key, fields)}: it has "
+                f"{', '.join(fields)}"
             )
         values[key] = convert(f"{name}.{key}", value, fields[key].default)
     return check(cls(**values))
 
 
-def check(algorithm: Any) -> Any:
-    """The algorithm, after a check of what it is and of its settings, in which numpy's numbers become Python's."""
-    if isinstance(algorithm, type) or not all(
-        hasattr(algorithm, part) for part in ("__dataclass_fields__", "local_update")
-    ):
-        what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else repr(algorithm)
+def class_of(name: str) -> type[Any]:
+    """Return the class of an algorithm by its name, or by pkg.mod:Class."""
+    if ":" in name:
+        cls: type[Any] = imported("algorithm", name, "Class")
+        return cls
+    if name not in ALGORITHMS:
         raise InputError(
-            f"algorithm={what}: give an instance of an algorithm's class, such as fedhb.NIW()"
+            f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}: choose from "
+            f"{', '.join(ALGORITHMS)}, or give pkg.mod:Class"
+        )
+    return ALGORITHMS[name]
+
+
+def check(algorithm: Any) -> Any:
+    """Return the algorithm, after a check that it is one and that its settings are in bounds.
+
+    numpy's numbers become Python's among its settings, because files hold those.
+    """
+    is_class = isinstance(algorithm, type)
+    parts = ("__dataclass_fields__", "local_update")
+    if is_class or not all(hasattr(algorithm, part) for part in parts):
+        given = f"the class {algorithm.__name__}" if is_class else repr(algorithm)
+        raise InputError(
+            f"algorithm={given}: give an instance of an algorithm's class, such as fedhb.NIW()"
         )
     values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-    if scalars := {
-        key: value.item() for key, value in values.items() if isinstance(value, np.generic)
-    }:
-        algorithm = dataclasses.replace(algorithm, **scalars)  # files hold numbers of Python
+    scalars = {key: value.item() for key, value in values.items() if isinstance(value, np.generic)}
+    if scalars:
+        algorithm = dataclasses.replace(algorithm, **scalars)
     for field in dataclasses.fields(algorithm):
         bounded(f"{algorithm.name}.{field.name}", getattr(algorithm, field.name), field)
     return algorithm

@@ -1,17 +1,23 @@
-"""Centralised training (the last column of the paper's tab:cifar_more_k): no federation, the examples lie in one place.
+"""Centralised training (the last column of the paper's tab:cifar_more_k).
 
-    each round, for the participants i in an order drawn anew                        shuffle="client"
+There is no federation: the examples lie in one place.
+
+    each round, for the participants i in an order drawn anew                   shuffle="client"
         theta <- tau epochs of SGD on D_i from theta
-    or theta <- tau epochs of SGD on all participants' examples, shuffled together   shuffle="pooled"
+    or                                                                          shuffle="pooled"
+        theta <- tau epochs of SGD on all participants' examples, shuffled together
 
-The momentum runs through the round, from zero in every round like everybody's. Prediction: the network. Personalisation:
-fine-tuning of body and head, as FedAvg's. With one participant both orders are FedAvg.
-Sent: no models. The participants' data would move instead; that is not counted: zero bytes down and up.
+The momentum runs through the round. It starts at zero in every round, as in every algorithm.
+Prediction: the network. Personalisation: fine-tuning of body and head, as FedAvg's. With one
+participant both orders are FedAvg. Sent: no models. The participants' data would move instead,
+which is not counted: zero bytes down and up.
 
-There is no reference code. The paper says that the batches come from the participants of the federated setting, and that
-training then fails where clients have few classes and tau is large: so "client" stays with a client for its tau epochs (if
-clients took turns epoch by epoch, tau epochs would be little else than tau rounds). It is biased towards whoever comes last,
-and towards small clients, whose batches are smaller. "pooled" is what "centralised" usually means: SGD on all the data.
+There is no reference code. The paper says that the batches come from the participants of the
+federated setting, and that training then fails where clients have few classes and tau is large. So
+"client" stays with a client for its tau epochs (if clients took turns epoch by epoch, tau epochs
+would be little else than tau rounds). It is biased towards the clients that come last, and towards
+small clients, whose batches are smaller. "pooled" is the usual meaning of "centralised": SGD on all
+the data.
 """
 
 from __future__ import annotations
@@ -52,7 +58,8 @@ class Centralised(Averaging):
     }
     shuffle: str = setting(
         "pooled",
-        "a batch is of one client, clients in turn, or of all participants' examples: client or pooled",
+        "a batch is of one client, clients in turn, or of all participants' examples: client or "
+        "pooled",
         choices=("client", "pooled"),
     )
 
@@ -65,7 +72,7 @@ class Centralised(Averaging):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """One theta [1, d], trained on all participants one after another."""
+        """Return one theta [1, d], trained on the examples of all participants."""
         solver = Sgd(problem.network, start_weights(problem, received["theta"], received, 1), plan)
         for part in self.turns(clients, rng):
             for batch in batches(part, plan, rng, merge_single=problem.network.has_batch_norm):
@@ -74,19 +81,21 @@ class Centralised(Averaging):
         return answer | {"examples": clients.sizes.double().sum(0, keepdim=True)}, memory
 
     def turns(self, clients: Clients, rng: Randomness) -> list[Clients]:
-        """The participants, one by one in the round's order, or all as one client. Either way the order given does not matter."""
+        """Return the participants one by one in the round's order, or all as one client.
+
+        The order of the given clients does not matter.
+        """
         clients = clients.select(clients.ids.argsort().tolist())
         if self.shuffle == "pooled":
             # one client with everybody's rows, which draws its randomness as the first of them does
             share = replace(clients.train, offsets=clients.train.offsets[[0, -1]])
-            return [
-                Clients(
-                    ids=clients.ids[:1],
-                    train=share,
-                    num_classes=clients.num_classes,
-                    augment=clients.augment,
-                )
-            ]
+            pooled = Clients(
+                ids=clients.ids[:1],
+                train=share,
+                num_classes=clients.num_classes,
+                augment=clients.augment,
+            )
+            return [pooled]
         order = torch.randperm(len(clients), generator=rng(SERVER, "turns"))
         return [clients.select([k]) for k in order.tolist()]
 

@@ -36,7 +36,7 @@ Arrays = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Federation:
-    """What the server knows of its clients.
+    """The server's knowledge of its clients.
 
     Attributes:
         num_clients: N.
@@ -92,7 +92,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Reported:
-    """A number for the records, such as the mean loss. It is in no sum that the model depends on."""
+    """A number for the records, such as the mean loss. No sum that the model depends on has it."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ REPORTS: Mapping[str, Kind] = {
     "kl": Reported(),
     "examples": NumExamples(),
 }
-"""What every answer has beside its vectors: mean loss and score on the client's own data, the KL
-term of its objective where there is one, and its number of examples."""
+"""The arrays of every answer beside its vectors: mean loss and score on the client's own data,
+the KL term of its objective where there is one, and its number of examples."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from fedhb.network.vectors import Weights
 from fedhb.seeding import Randomness
 from fedhb.settings_fields import setting
 from fedhb.training.plan import Plan
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import NO_PENALTY, Penalty, Pull
 from fedhb.training.sgd import train
 
 
@@ -127,8 +127,8 @@ class FedAvg(Averaging):
         self, problem: Problem, received: Arrays, clients: Clients, plan: Plan, rng: Randomness
     ) -> tuple[Weights, Arrays]:
         """Take tau epochs of SGD from what was received, under the penalties."""
-        pulls = self.pull(problem, received, "theta"), self.pull(problem, received, "head")
-        return descend(problem, received, clients, plan, rng, pulls)
+        pull, head_pull = (self.pull(problem, received, key) for key in ("theta", "head"))
+        return descend(problem, received, clients, plan, rng, Penalty(pull, head_pull))
 
     def personalise(
         self,
@@ -157,17 +157,8 @@ def descend(
     clients: Clients,
     plan: Plan,
     rng: Randomness,
-    pulls: tuple[Pull | None, Pull | None] = (None, None),
+    penalty: Penalty = NO_PENALTY,
 ) -> tuple[Weights, Arrays]:
     """Take tau epochs of SGD from what was received, with penalties on body and head."""
     start = start_weights(problem, received["theta"], received, len(clients))
-    return train(
-        problem.network,
-        problem.likelihood,
-        start,
-        clients,
-        plan,
-        rng,
-        pull=pulls[0],
-        head_pull=pulls[1],
-    )
+    return train(problem.network, problem.likelihood, start, clients, plan, rng, penalty)

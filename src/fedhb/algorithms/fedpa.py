@@ -1,26 +1,32 @@
 """FedPA (Al-Shedivat et al., "Federated Learning via Posterior Averaging", ICLR 2021).
 
-The global posterior is the product of the clients' N(mu_i, Sigma_i). The gradient of its negative logarithm at theta is the sum
-of Delta_i = Sigma_i^-1 (theta - mu_i), which clients estimate from samples of their own posteriors:
+The global posterior is the product of the clients' N(mu_i, Sigma_i). The gradient of its negative
+logarithm at theta is the sum of Delta_i = Sigma_i^-1 (theta - mu_i), which clients estimate from
+samples of their own posteriors:
 
     each round, the server sends theta to the clients i in the cohort
-        x_1 .. x_l <- SGD on D_i from theta: after a burn-in, the averages of the iterates over l segments (IASG)
-        Delta_i <- Sigma^-1 (theta - mean x),  Sigma = r I + (1 - r) S,  S the sample covariance,  r = 1 / (1 + (l - 1) rho)
+        x_1 .. x_l <- SGD on D_i from theta: after a burn-in, the averages of the iterates over l
+                      segments (IASG)
+        Delta_i <- Sigma^-1 (theta - mean x),  Sigma = r I + (1 - r) S,
+                   S the sample covariance,  r = 1 / (1 + (l - 1) rho)
     Delta <- sum_i |D_i| Delta_i / sum_i |D_i|
     velocity <- momentum velocity + Delta,   theta <- theta - server_lr velocity
 
-Sigma^-1 = (1 + (l - 1) rho) A^-1 with A = I + rho sum_t (x_t - mean)(x_t - mean)'. Sample t adds rho (t - 1)/t u u' to A, u being
-its distance from the mean of those before, so (Sherman and Morrison) A^-1 (mean - theta) follows from dot products with the
-vectors v_k = A_{k-1}^-1 u_k of the earlier samples: O(l^2 d) operations, O(l d) memory, no matrix (`posterior_point`).
+Sigma^-1 = (1 + (l - 1) rho) A^-1 with A = I + rho sum_t (x_t - mean)(x_t - mean)'. Sample t adds
+rho (t - 1)/t u u' to A, u being its distance from the mean of those before. So (Sherman and
+Morrison) A^-1 (mean - theta) follows from dot products with the vectors v_k = A_{k-1}^-1 u_k of the
+earlier samples: O(l^2 d) operations, O(l d) memory, no matrix (`posterior_point`).
 
-The first `warm_up` rounds are FedAvg's. One sample is the last iterate: FedAvg, with server_lr 1 and no momentum to the bit.
-Global prediction and personalisation are FedAvg's. Sent: d down, d up.
+The first `warm_up` rounds are FedAvg's. A single sample is the last iterate: FedAvg, to the bit
+with server_lr 1 and no momentum. Global prediction and personalisation are FedAvg's.
+Sent: d down, d up.
 
-What differs from the authors' code (TFF): a client sends theta - Delta_i, the same d numbers. Burn-in and segments are shares of
-the local training instead of whole epochs, since one local epoch would leave no sample: their 1 + 4 epochs are burn_in 0.2, and
-0.8 suits one epoch, most of which is transient; of ten steps it leaves two or three, each a sample. A delta that is not finite
-ends the run with an error instead of silently skipping the round. Batch norm's buffers are averaged. The server steps by 1
-without momentum unless tuned (theirs: 0.5 and 0.9).
+What differs from the authors' code (TFF): a client sends theta - Delta_i, the same d numbers.
+Burn-in and segments are shares of the local training instead of whole epochs, since one local epoch
+would leave no sample: their 1 + 4 epochs are burn_in 0.2. 0.8 suits one epoch, most of which is
+transient; of ten steps it leaves two or three, each a sample. A delta that is not finite ends the
+run with an error instead of silently skipping the round. Batch norm's buffers are averaged. The
+server steps by 1 without momentum unless tuned (theirs: 0.5 and 0.9).
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ from torch import Tensor
 
 from fedhb.algorithms.contract import Arrays, Problem
 from fedhb.algorithms.fedavg import FedAvg
-from fedhb.algorithms.toolbox import SHARED, average_shared, shared_parts, start_weights, step
+from fedhb.algorithms.toolbox import SHARED, average_shared, start_weights, step
 from fedhb.clients.clients import Clients
 from fedhb.seeding import Randomness
 from fedhb.settings_fields import setting
@@ -46,7 +52,7 @@ from fedhb.training.sgd import train
 
 @dataclass(frozen=True)
 class FedPA(FedAvg):
-    """Posterior averaging: FedAvg whose clients correct their step by the covariance of their own posterior."""
+    """FedAvg whose clients correct their step by the covariance of their own posterior."""
 
     name: ClassVar[str] = "fedpa"
     training: ClassVar[Mapping[str, float]] = {
@@ -69,21 +75,18 @@ class FedPA(FedAvg):
     server_momentum: float = setting(0.0, "momentum of the server's step", least=0.0, most=1.0)
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
-        """The initial network, a server at rest, no round done."""
-        server = {"theta": problem.network.theta.clone(), **shared_parts(problem, self.update)}
-        velocities = {
-            f"{key}_velocity": torch.zeros_like(server[key])
-            for key in ("theta", "head")
-            if key in server
-        }
+        """Return the initial network, zero velocities, and zero rounds."""
+        server = super().start(problem, rng)
+        keys = [key for key in ("theta", "head") if key in server]
+        velocities = {f"{key}_velocity": torch.zeros_like(server[key]) for key in keys}
         return server | velocities | {"rounds": torch.zeros((), dtype=torch.int64)}
 
     def sampling(self, server: Arrays) -> bool:
-        """Whether clients sample in the next round, or answer as in FedAvg."""
+        """Return whether clients sample in the next round, or answer as in FedAvg."""
         return self.local_samples > 1 and int(server["rounds"]) >= self.warm_up
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
-        """theta, the head where it is trained, and, as an empty array, the word that clients are to sample."""
+        """Send theta, the head where it is trained, and an empty array if clients are to sample."""
         sent = {key: server[key] for key in ("theta", *SHARED) if key in server}
         return sent | ({"sample": server["theta"].new_zeros(0)} if self.sampling(server) else {})
 
@@ -96,7 +99,10 @@ class FedPA(FedAvg):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """theta - Delta_i, of body and head as one vector where both are trained; buffers as SGD left them."""
+        """Return theta - Delta_i, and buffers as SGD left them.
+
+        Body and head are one vector where both are trained.
+        """
         if "sample" not in received:
             return super().local_update(problem, received, clients, memory, plan, rng)
         keys = [key for key in ("theta", "head") if key in received]
@@ -110,49 +116,42 @@ class FedPA(FedAvg):
         samples = [iterates.averages(c) for c in range(len(clients))]
         if max(map(len, samples)) == 1:
             warnings.warn(
-                f"fedpa's clients take too few steps for a second sample (burn_in={self.burn_in}), and answer as in FedAvg: give "
-                "more local epochs, smaller batches, or a smaller fedpa.burn_in",
+                "fedpa's clients take too few steps for a second sample "
+                f"(burn_in={self.burn_in}), and answer as in FedAvg: give more local epochs, "
+                "smaller batches, or a smaller fedpa.burn_in",
                 stacklevel=2,
             )
+        lengths = [len(received[key]) for key in keys]
         for c in range(len(clients)):
             point = posterior_point(sent, samples[c], self.rho)
-            for key, part in zip(
-                keys, point.split([len(received[key]) for key in keys]), strict=True
-            ):
+            for key, part in zip(keys, point.split(lengths), strict=True):
                 getattr(weights, key)[c] = part
-        return {
-            key: getattr(weights, key) for key in ("theta", *SHARED) if key in received
-        } | reports, memory
+        answers = {key: getattr(weights, key) for key in ("theta", *SHARED) if key in received}
+        return answers | reports, memory
 
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """A step of SGD with momentum on the averaged delta; buffers are averaged."""
+        """Take a step of SGD with momentum on the averaged delta; average the buffers."""
         new = {"theta": server["theta"], **average_shared(server, summary)}
         for key in ("theta", "head"):
             if key in summary:
-                velocity = (
-                    self.server_momentum * server[f"{key}_velocity"]
-                    + summary[key] / summary["weight"]
-                )
+                delta = summary[key] / summary["weight"]
+                velocity = self.server_momentum * server[f"{key}_velocity"] + delta
                 new[key] = step(server[key], self.server_lr * velocity)
                 new[f"{key}_velocity"] = velocity.to(server[key].dtype)
         return new | {"rounds": server["rounds"] + 1}
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
-        """Whether clients were to sample, and the length of the averaged delta."""
-        return {
-            "sampled": self.sampling(server),
-            "delta": (summary["theta"] / summary["weight"]).norm().item(),
-        }
+        """Return whether clients were to sample, and the length of the averaged delta."""
+        delta = summary["theta"] / summary["weight"]
+        return {"sampled": self.sampling(server), "delta": delta.norm().item()}
 
 
 def posterior_point(theta: Tensor, samples: Sequence[Tensor], rho: float) -> Tensor:
-    """theta - Sigma^-1 (theta - mean x) for samples x_1 .. x_l [d]; x_1 itself where there is only one."""
-    point, mean = (
-        samples[0].clone(),
-        samples[0].clone(),
-    )  # point: theta + A^-1 (mean - theta), for the samples so far
+    """Return theta - Sigma^-1 (theta - mean x) for samples x_1 .. x_l [d]; for one, x_1 itself."""
+    mean = samples[0].clone()
+    point = samples[0].clone()  # theta + A^-1 (mean - theta), for the samples so far
     earlier: list[tuple[Tensor, float]] = []  # v_k, and gamma_k / (1 + gamma_k u_k.v_k)
     for t, x in enumerate(samples[1:], start=2):
         u = x - mean

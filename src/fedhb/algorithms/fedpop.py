@@ -1,28 +1,38 @@
-"""FedPop (Kotelevskii et al., "FedPop: A Bayesian Approach for Personalised Federated Learning", NeurIPS 2022).
+"""FedPop (Kotelevskii et al., "FedPop: A Bayesian Approach for Personalised Federated Learning",
+NeurIPS 2022).
 
-The body theta is common to all clients, a point; client i's head z_i is a random effect with prior N(mu_z, s^2 I).
+The body theta is common to all clients, a point; client i's head z_i is a random effect with prior
+N(mu_z, s^2 I).
 
     each round, the server sends theta to the clients i in the cohort
         z_i <- client i's own last head; mu_z in its first round
-        Langevin: for every minibatch of `head_epochs` epochs, with eta = 2 lr / |D_i| and the body fixed,
-            z_i <- z_i + eta/2 (grad log p(D_i | theta, z_i) + grad log N(z_i; mu_z, s^2 I)) + sqrt(eta) noise
-        drops the first part of the chain (`burn_in`) and keeps `num_heads` iterates, evenly spaced in the rest
+        Langevin: for every minibatch of `head_epochs` epochs, with eta = 2 lr / |D_i| and the body
+            fixed,
+            z_i <- z_i + eta/2 (grad log p(D_i | theta, z_i) + grad log N(z_i; mu_z, s^2 I))
+                   + sqrt(eta) noise
+            drops the first part of the chain (`burn_in`) and keeps `num_heads` iterates, evenly
+            spaced in the rest
         theta_i <- tau epochs of SGD on D_i from theta, of the loss averaged over the kept heads
     theta <- sum_i |D_i| theta_i / sum_i |D_i|
 
-eta/2 |D_i| = lr: the drift is a step of SGD, without momentum, on the mean loss. The prior acts implicitly, as everywhere
-(local.py): stable for every s. Each minibatch of the body draws one of the kept heads: an unbiased gradient of their average.
-mu_z is the initial head (update="body"), or learnt (update="full"): the mean by size of the clients' posterior means, the M-step
-of the population model. s is 0.1 and not 1 as in the authors' code: most directions of a head the data leave open, there the
-noise makes z_i deviate by s, and the larger s, the less does the body fit mu_z, the head of a client that never took part.
+eta/2 |D_i| = lr: the drift is a step of SGD, without momentum, on the mean loss. The prior acts
+implicitly (as in training/proximal.py), so every s is stable. Each minibatch of the body draws one
+of the kept heads: an unbiased gradient of their average.
+mu_z is the initial head (update="body"), or learnt (update="full"): the mean by size of the
+clients' posterior means, the M-step of the population model. s is 0.1 and not 1 as in the authors'
+code: the data leave most directions of a head open. There the noise makes z_i deviate by s, and the
+larger s is, the less does the body fit mu_z, the head of a client that never took part.
 
-Global prediction: a client that took part uses its own kept heads, which it remembers; any other the population's mean mu_z.
-So only of clients that never took part is the global prediction not a personal one.
-Personalisation: the client update itself; the prediction is the mean over the kept heads. Sent: d down, d up, d being the body.
+Global prediction: a client that took part uses its own kept heads, which it remembers; any other
+the population's mean mu_z. So the global prediction is a personal one, but for clients that never
+took part.
+Personalisation: the client update itself; the prediction is the mean over the kept heads.
+Sent: d down, d up, d being the body.
 
-Against the authors' code: the noise is really added (RMSprop without noise there); clients work in parallel on the same theta
-and are averaged, instead of changing it one after another; minibatches instead of full-batch steps; SGD instead of Adam; a prior
-around the initial head instead of N(0, 1).
+What differs from the authors' code: the noise is really added (RMSprop without noise there).
+Clients work in parallel on the same theta and are averaged, instead of changing it one after
+another. Minibatches instead of full-batch steps; SGD instead of Adam; a prior around the initial
+head instead of N(0, 1).
 """
 
 from __future__ import annotations
@@ -61,7 +71,7 @@ class FedPop(FedAvg):
     }
     update: str = setting(
         "full",
-        "what is learnt: body, or full (and the mean mu_z of the heads)",
+        "what is trained: body, or full (body and the mean mu_z of the heads)",
         choices=("body", "full"),
     )
     prior_scale: float = setting(
@@ -75,7 +85,7 @@ class FedPop(FedAvg):
     )
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
-        """The initial network."""
+        """Return the initial network."""
         if not len(problem.network.head):
             raise InputError(
                 "fedpop samples the head, and this network has none: name one with head=..."
@@ -83,7 +93,7 @@ class FedPop(FedAvg):
         return super().start(problem, rng)
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
-        """The kept heads [C, M, h]; `seen` is 0 before a client's first round."""
+        """Remember the kept heads [C, M, h]; `seen` is 0 before a client's first round."""
         heads = repeat(problem.network.head, self.num_heads)
         return {"heads": heads.repeat(len(clients), 1, 1), "seen": heads.new_zeros(len(clients), 1)}
 
@@ -96,21 +106,18 @@ class FedPop(FedAvg):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Weights, Tensor, Arrays]:
-        """A chain of heads under the received body, then SGD on the body under the kept heads [C, M, h]."""
+        """Sample heads under the received body, then train it under the kept heads [C, M, h]."""
         start = start_weights(problem, received["theta"], received, len(clients))
         mean = start.head[0].clone()
         start.head = torch.where(memory["seen"].bool(), memory["heads"][:, -1], start.head)
         heads = self.chain(problem, start, mean, clients, plan, rng)
         solver = Sgd(problem.network, start, replace(plan, train_head=False))
-        everyone, generators = (
-            torch.arange(len(clients)),
-            [rng(i, "heads") for i in clients.ids.tolist()],
-        )
+        positions = torch.arange(len(clients))
+        generators = [rng(i, "heads") for i in clients.ids.tolist()]
         for batch in batches(clients, plan, rng, merge_single=problem.network.has_batch_norm):
-            for c in everyone[batch.active].tolist():
-                start.head[c] = heads[
-                    c, int(torch.randint(self.num_heads, (), generator=generators[c]))
-                ]
+            for c in positions[batch.active].tolist():
+                j = int(torch.randint(self.num_heads, (), generator=generators[c]))
+                start.head[c] = heads[c, j]
             solver.step(batch, problem.likelihood)
         return start, heads, solver.report() | {"examples": clients.sizes.double()}
 
@@ -123,38 +130,36 @@ class FedPop(FedAvg):
         plan: Plan,
         rng: Randomness,
     ) -> Tensor:
-        """Langevin sampling of the heads from `start` on, the bodies fixed, a prior around mean [h]: the kept ones [C, M, h]."""
-        plan, merge = (
-            replace(plan, epochs=self.head_epochs, train_head=True),
-            problem.network.has_batch_norm,
-        )
+        """Sample heads by Langevin steps from `start` on; return the kept ones [C, M, h].
+
+        The bodies are fixed, and the prior is around mean [h].
+        """
+        plan = replace(plan, epochs=self.head_epochs, train_head=True)
+        merge = problem.network.has_batch_norm
         z, sizes = start.head.clone(), clients.sizes.to(start.head).unsqueeze(1)
         solver = Sgd(problem.network, Weights(start.theta, z, start.buffers.clone()), plan)
-        pull = plan.lr / (
-            self.prior_scale**2 * sizes
-        )  # lr mu of the penalty mu/2 ||z - mean||^2 per example
+        # lr mu of the penalty mu/2 ||z - mean||^2 per example
+        pull = plan.lr / (self.prior_scale**2 * sizes)
         deviation = self.noise * (2.0 * plan.lr / sizes).sqrt()
         lengths = [
             plan.epochs * ((n - 1 - merge) // plan.batch_size + 1) for n in clients.sizes.tolist()
         ]
-        everyone, generators = (
-            torch.arange(len(clients)),
-            [rng(i, "langevin") for i in clients.ids.tolist()],
-        )
+        positions = torch.arange(len(clients))
+        generators = [rng(i, "langevin") for i in clients.ids.tolist()]
         heads, done = z.unsqueeze(1).repeat(1, self.num_heads, 1), [0] * len(clients)
-        other = replace(
-            rng, seed=derive(rng.seed, "chain")
-        )  # batches in another order than the body's
-        for batch in batches(clients, plan, other, merge_single=merge):
-            active, own = batch.active, everyone[batch.active].tolist()
+        # batches in another order than the body's
+        chain_rng = replace(rng, seed=derive(rng.seed, "chain"))
+        for batch in batches(clients, plan, chain_rng, merge_single=merge):
+            active, rows = batch.active, positions[batch.active].tolist()
             _, gradient = solver.gradients(batch, problem.likelihood, body=False)
             assert gradient is not None
-            noise = torch.stack(
-                [torch.randn(len(mean), generator=generators[c], dtype=torch.float32) for c in own]
-            ).to(z)
+            draws = [
+                torch.randn(len(mean), generator=generators[c], dtype=torch.float32) for c in rows
+            ]
+            noise = torch.stack(draws).to(z)
             moved = z[active] - plan.lr * gradient + deviation[active] * noise
             z[active] = (moved + pull[active] * mean) / (1.0 + pull[active])
-            for c in own:
+            for c in rows:
                 dropped = min(int(self.burn_in * lengths[c]), lengths[c] - 1)
                 place = max(0, done[c] - dropped) * self.num_heads // (lengths[c] - dropped)
                 heads[c, place:] = z[c]  # until a later iterate takes its place
@@ -170,11 +175,11 @@ class FedPop(FedAvg):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """theta_i, and where mu_z is learnt the mean of z_i; the heads stay with the client."""
+        """Return theta_i, and the mean of z_i where mu_z is learnt; clients keep the heads."""
         weights, heads, reports = self.sample_and_fit(problem, received, clients, memory, plan, rng)
         weights.head = heads.mean(1)
-        found = {key: getattr(weights, key) for key in received}
-        return found | reports, {"heads": heads, "seen": torch.ones_like(memory["seen"])}
+        answers = {key: getattr(weights, key) for key in received}
+        return answers | reports, {"heads": heads, "seen": torch.ones_like(memory["seen"])}
 
     def predict(
         self,
@@ -184,15 +189,13 @@ class FedPop(FedAvg):
         rng: Randomness,
         memory: Arrays | None = None,
     ) -> Tensor:
-        """The mean prediction of the heads of one client that remembers some, or that of the head mu_z."""
-        heads = memory["heads"][0] if memory is not None and memory["seen"].all() else None
-        weights = start_weights(
-            problem, server["theta"], server, 1 if heads is None else len(heads)
-        )
-        weights.head = weights.head if heads is None else heads
-        return mixture_prediction(
-            problem, weights, uniform(len(weights.head), x, problem.network.dtype), x
-        )
+        """Return the mean prediction of a client's remembered heads, or that of the head mu_z."""
+        remembered = memory is not None and bool(memory["seen"].all())
+        count = self.num_heads if remembered else 1
+        weights = start_weights(problem, server["theta"], server, count)
+        if memory is not None and remembered:
+            weights.head = memory["heads"][0]
+        return mixture_prediction(problem, weights, uniform(count, x, problem.network.dtype), x)
 
     def personalise(
         self,
@@ -203,14 +206,15 @@ class FedPop(FedAvg):
         plan: Plan,
         rng: Randomness,
     ) -> Personalised:
-        """The client update, from the client's own head if it has one; the prediction is the mean over the kept heads."""
-        weights, heads, _ = self.sample_and_fit(
-            problem, self.broadcast(server, clients.ids.tolist()), clients, memory, plan, rng
-        )
+        """Do the client update, from the client's own head if it has one.
+
+        The prediction is the mean over the kept heads.
+        """
+        received = self.broadcast(server, clients.ids.tolist())
+        weights, heads, _ = self.sample_and_fit(problem, received, clients, memory, plan, rng)
         theta, buffers = (
-            v.unsqueeze(1).expand(-1, self.num_heads, -1) for v in (weights.theta, weights.buffers)
+            vector.unsqueeze(1).expand(-1, self.num_heads, -1)
+            for vector in (weights.theta, weights.buffers)
         )
-        shares = torch.full(
-            heads.shape[:2], 1.0 / self.num_heads, dtype=heads.dtype, device=heads.device
-        )
+        shares = heads.new_full(heads.shape[:2], 1.0 / self.num_heads)
         return Personalised(problem, theta, heads, buffers, shares)

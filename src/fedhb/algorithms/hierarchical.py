@@ -1,4 +1,4 @@
-r"""The general framework (Alg. 1 to 3): p(phi) prod_i p(theta_i | phi) p(D_i | theta_i), block by block.
+r"""The general framework (Alg. 1 to 3) for p(phi) prod_i p(theta_i | phi) p(D_i | theta_i).
 
 The posterior is approximated by q(phi; L_0) prod_i q_i(theta_i; L_i). The negative ELBO (eq:elbo)
 
@@ -28,7 +28,6 @@ docs/adding_an_algorithm.md adds a third family.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +42,8 @@ from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER, Randomness
 from fedhb.settings_fields import setting
 from fedhb.training.average import Iterates
-from fedhb.training.batches import Batch
 from fedhb.training.plan import Plan
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 
@@ -69,7 +67,7 @@ class Hierarchical(AlgorithmBase, ABC):
     p_do = 1.0
     """Probability that the clients' q_i keep a column; a family with dropout makes it a setting."""
     num_samples = 1
-    """S, networks sampled for a global prediction, 0 for the mean; a family may make it a setting."""
+    """S, networks sampled for a global prediction, 0 for the mean; it may be made a setting."""
 
     # What a family defines --------------------------------------------------------------------
 
@@ -93,7 +91,7 @@ class Hierarchical(AlgorithmBase, ABC):
         """
 
     def head_pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull | None:
-        """Return the same for a head that is trained: none, unless the family has a prior for it."""
+        """Return mu and target for a trained head: none, unless the family has a prior for it."""
         return None
 
     @abstractmethod
@@ -148,20 +146,6 @@ class Hierarchical(AlgorithmBase, ABC):
         """Return where clients begin that do not begin at their last iterate: the centre."""
         return start_weights(problem, self.centre(received), self.common(received), len(clients))
 
-    def fit(
-        self,
-        problem: Problem,
-        received: Arrays,
-        clients: Clients,
-        memory: Arrays,
-        plan: Plan,
-        rng: Randomness,
-    ) -> tuple[Weights, Arrays]:
-        """Minimise L_i over m_i (eq:elbo_1_indiv); return the weights and the clients' reports."""
-        start = self.starting_point(problem, received, clients, memory)
-        pull = self.pulls(problem, received, clients, plan)
-        return self.descend(problem, received, clients, start, pull, plan, rng)
-
     def starting_point(
         self, problem: Problem, received: Arrays, clients: Clients, memory: Arrays
     ) -> Weights:
@@ -171,49 +155,24 @@ class Hierarchical(AlgorithmBase, ABC):
             start.theta = torch.where(memory["seen"].bool(), memory["m"], start.theta)
         return start
 
-    def pulls(
-        self, problem: Problem, received: Arrays, clients: Clients, plan: Plan
-    ) -> tuple[Pull | None, Pull | None]:
-        """Return the prior's pull on the body and on the head; None where there is none."""
+    def penalty(self, problem: Problem, received: Arrays, clients: Clients, plan: Plan) -> Penalty:
+        """Return the prior's pulls on the body and on a trained head, and the dropout."""
         if self.kl_weight == 0:
-            return None, None
+            return Penalty(p_do=self.p_do)
         sizes = clients.sizes.to(problem.network.device)
         head = self.head_pull(problem, received, sizes) if plan.train_head else None
-        return self.pull(problem, received, sizes), head
-
-    def descend(
-        self,
-        problem: Problem,
-        received: Arrays,
-        clients: Clients,
-        start: Weights,
-        pulls: tuple[Pull | None, Pull | None],
-        plan: Plan,
-        rng: Randomness,
-        beside: Callable[[Batch, Tensor], None] | None = None,
-    ) -> tuple[Weights, Arrays]:
-        """Run proximal SGD from `start`: the expected loss on minibatches, the KL by its pull."""
-        weights, reports = train(
-            problem.network,
-            problem.likelihood,
-            start,
-            clients,
-            plan,
-            rng,
-            pull=pulls[0],
-            head_pull=pulls[1],
-            p_do=self.p_do,
-            beside=beside,
-        )
-        return weights, reports | self.reports(problem, received, weights.theta)
+        return Penalty(self.pull(problem, received, sizes), head, self.p_do)
 
     def reports(self, problem: Problem, received: Arrays, m: Tensor) -> Arrays:
         """Return what clients report beside their loss: their KL [C]."""
         return {"kl": self.kl(problem, received, m).double()}
 
-    def answers_of(self, weights: Weights, received: Arrays, reports: Arrays) -> Arrays:
+    def answers_of(
+        self, problem: Problem, received: Arrays, weights: Weights, reports: Arrays
+    ) -> Arrays:
         """Return the clients' answers: m_i, the head and buffers that are shared, the reports."""
         shared = {key: getattr(weights, key) for key in ("head", "buffers") if key in received}
+        reports = reports | self.reports(problem, received, weights.theta)
         return {"m": weights.theta} | shared | reports
 
     def local_update(
@@ -225,9 +184,17 @@ class Hierarchical(AlgorithmBase, ABC):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """Return the answers and the new memories."""
-        weights, reports = self.fit(problem, received, clients, memory, plan, rng)
-        return self.answers_of(weights, received, reports), self.new_memory(weights, memory)
+        """Minimise L_i over m_i (eq:elbo_1_indiv); return the answers and the new memories.
+
+        Proximal SGD lowers the expected loss on minibatches, and the KL by its pull.
+        """
+        start = self.starting_point(problem, received, clients, memory)
+        penalty = self.penalty(problem, received, clients, plan)
+        weights, reports = train(
+            problem.network, problem.likelihood, start, clients, plan, rng, penalty
+        )
+        answers = self.answers_of(problem, received, weights, reports)
+        return answers, self.new_memory(weights, memory)
 
     def new_memory(self, weights: Weights, memory: Arrays) -> Arrays:
         """Return the last iterate, where clients remember it."""
@@ -280,10 +247,10 @@ class Hierarchical(AlgorithmBase, ABC):
         """
         received = self.broadcast(server, clients.ids.tolist())
         start = self.starting_point(problem, received, clients, {})
-        pulls = self.pulls(problem, received, clients, plan)
+        penalty = self.penalty(problem, received, clients, plan)
         iterates = Iterates.last(start, clients, plan, self.average) if self.average > 0 else None
-        weights, _ = self.descend(
-            problem, received, clients, start, pulls, plan, rng, beside=iterates
+        weights, _ = train(
+            problem.network, problem.likelihood, start, clients, plan, rng, penalty, iterates
         )
         if iterates is not None:
             iterates.settle()

@@ -1,21 +1,25 @@
 """Local training alone: no federation, every client has a model of its own.
 
-    theta_i <- tau epochs of SGD on D_i from theta_i, whenever client i takes part; at first from the common initial network
+    theta_i <- tau epochs of SGD on D_i from theta_i, whenever client i takes part
 
-Personal: the client's own model, trained on with the head too; a client that never took part begins at the initial network.
+At first theta_i is the common initial network. Personalisation: the client's own model, trained on
+with the head too; a client that never took part begins at the initial network.
 
-Global prediction needs a rule, as there is no global model: the mean of the local models' predictions. All N models would be
-N d numbers, so the server has M = `num_models` places, and holds the models of the clients that own one:
+Global prediction needs a rule, as there is no global model: the mean of the local models'
+predictions. All N models would be N d numbers, so the server has M = `num_models` places. It holds
+the models of the clients that own one:
 
     theta [M, d]   the owner's latest model
     owner [M]      its id, or SERVER where the place is free
 
-A participant without a place draws a number below max(free places, clients without a place). The first numbers are the free
-places; who alone drew one owns it from then on. So the owners are a random sample of the clients that trained, in time all of
-them if N <= M, and the server needs sums only: how many clients, their ids and their models, by place; those of one client are
-no sums but exact. Memory: O(M d) for the server's state and each of the sums, d on each client.
+A participant without a place draws a number below max(free places, clients without a place). The
+first numbers are the free places. A client that alone drew one owns it from then on. So the owners
+are a random sample of the clients that trained, in time all of them if N <= M. The server needs
+sums only: the number of clients, their ids and their models, by place. For a place of one client
+they are that client's own. Memory: O(M d) for the server's state and each of the sums, d on each
+client.
 
-Sent: nothing. That models reach the server is for the sake of evaluation, and not counted.
+Sent: nothing. Models reach the server for the sake of evaluation, which is not counted.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ MODEL = ("theta", *SHARED)
 
 @dataclass(frozen=True)
 class LocalOnly(AlgorithmBase):
-    """Every client for itself."""
+    """Each client trains a model of its own."""
 
     name: ClassVar[str] = "local"
     answer: ClassVar[Mapping[str, Kind]] = {
@@ -78,29 +82,29 @@ class LocalOnly(AlgorithmBase):
     )
 
     def initial(self, problem: Problem, count: int) -> Arrays:
-        """The initial network `count` times: theta, the head where it is trained, buffers."""
+        """Return the initial network `count` times: theta, the head if it is trained, buffers."""
         parts = {"theta": problem.network.theta, **shared_parts(problem, self.update)}
         return {key: repeat(value, count) for key, value in parts.items()}
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:
-        """M free places."""
+        """Return M free places."""
         owner = torch.full(
             (self.num_models,), SERVER, dtype=torch.int64, device=problem.network.device
         )
         return self.initial(problem, self.num_models) | {"owner": owner}
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
-        """No model; who owns which place, for `summarise`."""
+        """Send no model, but the owners of the places, for `summarise`."""
         return {"owner": server["owner"]}
 
     def remember(self, problem: Problem, clients: Clients) -> Arrays:
-        """A client's model, which is the initial network before its first round."""
+        """Remember a client's model: the initial network before its first round."""
         return self.initial(problem, len(clients))
 
     def fit(
         self, problem: Problem, memory: Arrays, clients: Clients, plan: Plan, rng: Randomness
     ) -> tuple[Weights, Arrays]:
-        """tau epochs of SGD from where the client stopped."""
+        """Take tau epochs of SGD from where the client stopped."""
         start = start_weights(problem, memory["theta"], memory, len(clients))
         return train(problem.network, problem.likelihood, start, clients, plan, rng)
 
@@ -113,7 +117,7 @@ class LocalOnly(AlgorithmBase):
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """The clients' models, which they remember."""
+        """Return the clients' models, which they remember."""
         weights, reports = self.fit(problem, memory, clients, plan, rng)
         model = {key: getattr(weights, key) for key in memory}
         return model | reports | {"client": clients.ids.to(problem.network.device)}, model
@@ -121,45 +125,44 @@ class LocalOnly(AlgorithmBase):
     def places(
         self, problem: Problem, owner: Tensor, ids: Sequence[int], rng: Randomness
     ) -> Tensor:
-        """One where a client owns a place or drew it [C, M]."""
-        free, held = (
-            (owner == SERVER).nonzero().flatten(),
-            {i: k for k, i in enumerate(owner.tolist()) if i != SERVER},
-        )
+        """Return 1 where a client owns a place or drew it, [C, M]."""
+        free = (owner == SERVER).nonzero().flatten()
+        held = {i: k for k, i in enumerate(owner.tolist()) if i != SERVER}
         numbers = max(len(free), problem.federation.num_clients - len(held))
         chosen = torch.zeros(len(ids), len(owner), dtype=torch.float64, device=owner.device)
         for row, i in zip(chosen, ids, strict=True):
             if i in held:
                 row[held[i]] = 1.0
-            elif (number := int(torch.randint(numbers, (), generator=rng(i, "place")))) < len(free):
+                continue
+            number = int(torch.randint(numbers, (), generator=rng(i, "place")))
+            if number < len(free):
                 row[free[number]] = 1.0
         return chosen
 
     def summarise(
-        self, problem: Problem, received: Arrays, found: Arrays, rng: Randomness
+        self, problem: Problem, received: Arrays, answers: Arrays, rng: Randomness
     ) -> Arrays:
-        """How many clients, their ids and their models, by place."""
-        ids = found["client"]
+        """Return the number of clients, their ids and their models, by place."""
+        ids = answers["client"]
         chosen = self.places(problem, received["owner"], ids.tolist(), rng)
         return {
-            **{key: chosen.T @ found[key].double() for key in MODEL if key in found},  # [M, ...]
+            **{key: chosen.T @ answers[key].double() for key in MODEL if key in answers},
             "places": chosen.sum(0),
             "owner": chosen.T @ ids.double(),
-            **summarise_shared(found, {}, found["examples"]),
+            **summarise_shared(answers, {}, answers["examples"]),
         }
 
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """A place that one client owns or drew takes its model."""
+        """Set the places that one client alone owns or drew to its model."""
         alone = summary["places"] == 1.0
-        model = {
-            key: (summary[key].to(server[key].dtype), server[key]) for key in MODEL if key in server
-        }
-        return {
-            **{key: torch.where(alone.unsqueeze(1), new, old) for key, (new, old) in model.items()},
-            "owner": torch.where(alone, summary["owner"].to(torch.int64), server["owner"]),
-        }
+        new = {"owner": torch.where(alone, summary["owner"].to(torch.int64), server["owner"])}
+        for key in MODEL:
+            if key in server:
+                model = summary[key].to(server[key].dtype)
+                new[key] = torch.where(alone.unsqueeze(1), model, server[key])
+        return new
 
     def predict(
         self,
@@ -169,7 +172,10 @@ class LocalOnly(AlgorithmBase):
         rng: Randomness,
         memory: Arrays | None = None,
     ) -> Tensor:
-        """The mean prediction of the models that the server holds; that of the initial network where it holds none."""
+        """Return the mean prediction of the models that the server holds.
+
+        Where it holds none, it is that of the initial network.
+        """
         held = (server["owner"] != SERVER).nonzero().flatten()
         rows = held if len(held) else torch.zeros_like(server["owner"][:1])
         models = {key: server[key][rows] for key in MODEL if key in server}
@@ -185,6 +191,6 @@ class LocalOnly(AlgorithmBase):
         plan: Plan,
         rng: Randomness,
     ) -> Personalised:
-        """The client's own model, trained on with the head too."""
+        """Train the client's own model on, with the head too."""
         weights, _ = self.fit(problem, memory, clients, plan, rng)
         return Personalised.point(problem, weights)

@@ -55,7 +55,8 @@ from fedhb.seeding import SERVER, Randomness
 from fedhb.settings_fields import setting
 from fedhb.training.batches import Batch
 from fedhb.training.plan import Plan
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
+from fedhb.training.sgd import train
 
 SAMPLE = 100
 """Examples by which a client chooses the prototype to begin at."""
@@ -213,10 +214,11 @@ class Mixture(Hierarchical):
         start = self.starting_point(problem, received, clients, memory)
         sizes = clients.sizes.to(problem.network.device)
         pull = self.pull(problem, received, sizes, nearness) if self.kl_weight > 0 else None
-        weights, reports = self.descend(
-            problem, received, clients, start, (pull, None), plan, rng, beside=train_gate
+        penalty = Penalty(pull, p_do=self.p_do)
+        weights, reports = train(
+            problem.network, problem.likelihood, start, clients, plan, rng, penalty, train_gate
         )
-        answers = self.answers_of(weights, received, reports) | gates.answers(received)
+        answers = self.answers_of(problem, received, weights, reports) | gates.answers(received)
         return answers, self.new_memory(weights, memory)
 
     def summarise(
@@ -237,7 +239,7 @@ class Mixture(Hierarchical):
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
     ) -> Arrays:
-        """Take the M-step on the prototypes that have clients; the others wait (module docstring)."""
+        """Take the M-step on prototypes that have clients; the others wait (module docstring)."""
         count, mass = summary["count"], summary["c"].unsqueeze(1)
         alive = summary["c"] / count >= ALIVE
         mean = server["r"].double() + summary["r"] / mass.clamp_min(ALIVE)

@@ -1,4 +1,4 @@
-"""What several algorithms share: starting weights, predictions of several networks, sums, averages.
+"""The tools of several algorithms: starting weights, mixed predictions, sums, averages.
 
 Sums are of differences to what was sent. Differences of similar numbers are exact in their own
 type, so a chunk's few terms are added in it; the sums of chunks are added in float64 (`add`).
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from fedhb.algorithms.contract import (
     REPORTS,
-    Algorithm,
     Arrays,
     ClientId,
     Kind,
     NumExamples,
     Problem,
     Reported,
+    Steps,
     Vector,
 )
 from fedhb.network.vectors import Weights
 
 SHARED = ("head", "buffers")
-"""What the server averages beside theta, where it is trained or there."""
+"""The vectors that the server averages beside theta, where they are trained or there."""
 
 SHARED_ANSWERS: Mapping[str, Kind] = {**{key: Vector(key) for key in SHARED}, **REPORTS}
 """The declaration of the arrays that most algorithms' clients send beside theta."""
@@ -183,16 +183,16 @@ def num_bytes(arrays: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in arrays.values())
 
 
-def answer_bytes(algorithm: Algorithm, answers: Arrays) -> int:
+def answer_bytes(steps: Steps, answers: Arrays) -> int:
     """Return the bytes of these answers, without the few numbers that only records need."""
     uncounted = (Reported, NumExamples, ClientId)
     return num_bytes(
-        {k: v for k, v in answers.items() if not isinstance(algorithm.answer[k], uncounted)}
+        {k: v for k, v in answers.items() if not isinstance(steps.answer[k], uncounted)}
     )
 
 
-def received_bytes(algorithm: Algorithm, received: Arrays, clients: int) -> int:
+def received_bytes(steps: Steps, received: Arrays, clients: int) -> int:
     """Return the bytes of what is sent to so many clients."""
-    sent = {key: value for key, value in received.items() if key not in algorithm.known}
-    common = {key: value for key, value in sent.items() if key not in algorithm.each}
+    sent = {key: value for key, value in received.items() if key not in steps.known}
+    common = {key: value for key, value in sent.items() if key not in steps.each}
     return num_bytes(sent) + (clients - 1) * num_bytes(common)

@@ -1,1 +1,1 @@
-"""What happens to a client's answer before it counts: checks, filters against hostile clients, privacy."""
+"""Checks of clients' answers before they count, filters against hostile clients, privacy."""

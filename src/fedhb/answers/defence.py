@@ -1,4 +1,4 @@
-"""Filters between what clients send and the sums, for every algorithm: answers [n, ...] -> [n', ...].
+"""Filters between clients' answers and the sums, for every algorithm: [n, ...] -> [n', ...].
 
     refuse      leaves out answers with NaN or infinity, or `most` times longer than the bound
     clip        shortens longer answers to `longest` times the bound; holds measurements between
@@ -105,7 +105,7 @@ class Defended:
         plan: Plan,
         rng: Randomness,
     ) -> tuple[Arrays, Arrays]:
-        """Return the answers with their clients' ids; zeros replace an answer that is not finite."""
+        """Return the answers with their clients' ids; zeros replace one that is not finite."""
         answers, new = self.algorithm.local_update(problem, received, clients, memory, plan, rng)
         sound = finite_rows(answers)
         if not sound.all():
@@ -212,6 +212,7 @@ class Vectors:
 
     differences: Arrays
     references: Arrays
+    count: int
 
     @classmethod
     def of(cls, answers: Arrays, received: Mapping[str, Tensor], algorithm: Any) -> Vectors:
@@ -226,17 +227,19 @@ class Vectors:
                 references[key] = value.median(0, keepdim=True).values
             else:
                 references[key] = sent if kind.relative_to in algorithm.each else sent.unsqueeze(0)
-        return cls({key: answers[key] - references[key] for key in references}, references)
+        differences = {key: answers[key] - references[key] for key in references}
+        return cls(differences, references, len(next(iter(answers.values()))))
 
     def take(self, rows: Sequence[int]) -> Vectors:
         """Return the vectors of some clients."""
         references = {k: v[rows] if len(v) > 1 else v for k, v in self.references.items()}
-        return Vectors({k: v[rows] for k, v in self.differences.items()}, references)
+        differences = {k: v[rows] for k, v in self.differences.items()}
+        return Vectors(differences, references, len(rows))
 
     def norms(self) -> Tensor:
         """Return the length of each answer, float64 [n]."""
         squares = (v.flatten(1).double().square().sum(1) for v in self.differences.values())
-        return sum(squares, torch.zeros(())).double().sqrt()
+        return sum(squares, torch.zeros(self.count)).double().sqrt()
 
     def scale(self, by: Tensor) -> None:
         """Multiply each answer's differences."""
@@ -254,7 +257,7 @@ class Vectors:
     def products(self) -> Tensor:
         """Return inner products of the answers' differences, float64 [n, n]."""
         rows = (value.flatten(1).double() for value in self.differences.values())
-        total: Tensor = sum((r @ r.T for r in rows), torch.zeros(()))
+        total: Tensor = sum((r @ r.T for r in rows), torch.zeros(self.count, self.count))
         return total.cpu()
 
     def distances(self) -> Tensor:
@@ -269,7 +272,7 @@ class Vectors:
 
 
 def krum(vectors: Vectors, rows: Sequence[int], share: float) -> list[int]:
-    """Return the rows without those f = share n whose n - f - 2 nearest distances sum up highest."""
+    """Return the rows but the f = share n whose n - f - 2 nearest distances sum up highest."""
     n, f = len(rows), math.floor(share * len(rows) + 1e-9)
     if f == 0 or n - f - 2 < 1:
         return list(rows)
@@ -314,6 +317,6 @@ def defended(algorithm: Algorithm, defence: Defence | None) -> Any:
         return algorithm
     if algorithm.pools or not algorithm.sends:
         raise InputError(
-            f"defence with {algorithm.name}: it has no answers of clients to filter; leave it out"
+            f"defence with {getattr(algorithm, 'name', 'a phase')}: it has no answers of clients to filter; leave it out"
         )
     return Defended(algorithm, defence)

@@ -1,4 +1,4 @@
-"""Simulated hostile clients: their answers are turned round, blown up, no numbers, or mislabelled."""
+"""Simulated hostile clients: answers are turned round, blown up, no numbers, or mislabelled."""
 
 from __future__ import annotations
 

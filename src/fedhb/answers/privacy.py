@@ -36,6 +36,7 @@ from fedhb.algorithms import ALGORITHMS
 from fedhb.algorithms.contract import (
     Algorithm,
     Arrays,
+    NumExamples,
     Problem,
     Release,
     Reported,
@@ -52,10 +53,16 @@ FIXED = ("count", "weight", "examples")
 
 @dataclass(frozen=True)
 class Privacy:
-    """The mechanism: noise in units of the longest contribution, its bound C, delta, and who is sampled from whom.
+    """The mechanism of a private run.
 
-    `key` is the secret that noise and cohorts are drawn from: who knows it can take the noise away. It is kept with the run, so
-    that a resumed run draws the same.
+    Attributes:
+        noise: the noise's deviation, in units of the longest contribution S.
+        clip: C, from which S follows.
+        delta: the probability with which epsilon may be exceeded.
+        num_clients: N, from whom cohorts are drawn.
+        cohort: the number of clients of a round.
+        key: the secret that noise and cohorts are drawn from. It lets its reader take the noise
+            away. It is kept with the run, so that a resumed run draws the same.
     """
 
     noise: float
@@ -67,59 +74,72 @@ class Privacy:
 
     @property
     def mark(self) -> str:
-        """Which key it is, without telling it."""
+        """Return a hash of the key, which tells keys apart without revealing them."""
         return hashlib.sha256(b"which key of noise and cohorts: " + self.key).hexdigest()
 
-    def words(self, what: str, count: int) -> np.ndarray:
-        """`count` random numbers of 64 bits that the key and `what` decide, and that nobody can foretell without the key."""
-        return np.frombuffer(
-            hashlib.shake_256(self.key + what.encode()).digest(8 * count), dtype="<u8"
-        )
+    def words(self, purpose: str, count: int) -> np.ndarray:
+        """Return `count` random numbers of 64 bits for a purpose.
 
-    def normal(self, what: str, shape: Sequence[int]) -> torch.Tensor:
-        """Standard normal numbers in float64, by Box and Muller's method: sqrt(-2 ln u) (cos 2 pi v, sin 2 pi v)."""
+        They depend on the key and the purpose alone. Nobody can foretell them without the key.
+        """
+        digest = hashlib.shake_256(self.key + purpose.encode()).digest(8 * count)
+        return np.frombuffer(digest, dtype="<u8")
+
+    def normal(self, purpose: str, shape: Sequence[int]) -> torch.Tensor:
+        """Return standard normal numbers in float64, by Box and Muller's method.
+
+        Uniform u and v give sqrt(-2 ln u) (cos 2 pi v, sin 2 pi v).
+        """
         count = math.prod(shape)
         half = -(-count // 2)
-        u, v = (self.words(what, 2 * half) >> np.uint64(11)).reshape(2, half) * 2.0**-53
+        u, v = (self.words(purpose, 2 * half) >> np.uint64(11)).reshape(2, half) * 2.0**-53
         length, angle = np.sqrt(-2.0 * np.log1p(-u)), 2.0 * np.pi * v
         both = np.concatenate([length * np.cos(angle), length * np.sin(angle)])
         return torch.from_numpy(both[:count]).reshape(tuple(shape))
 
     def draw(self, round_number: int) -> list[int]:
-        """The positions of a round's clients, without replacement, in ascending order."""
+        """Draw the positions of a round's clients, without replacement, in ascending order."""
         order = np.argsort(self.words(f"cohort {round_number}", self.num_clients))
         return sorted(order[: self.cohort].tolist())
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds cost, at `delta`."""
-        return epsilon(self.noise, self.num_clients, self.cohort, rounds, self.delta)
+        """Return what so many rounds cost, at `delta`."""
+        return epsilon_of([(self, rounds)])
 
-    def record(self, rounds: int) -> dict[str, Any]:
-        """For result.json."""
+    def record(self, epsilon: float) -> dict[str, Any]:
+        """Return what result.json holds, of a run that has cost so much."""
         return {
-            "epsilon": self.epsilon(rounds),
+            "epsilon": epsilon,
             "delta": self.delta,
             "noise": self.noise,
             "clip": self.clip,
             "neighbours": "one client replaced",
-            "sampling": f"{self.cohort} of {self.num_clients} clients a round, without replacement, in secret",
-            "protects": "the data behind the weights; not the scaling of inputs and targets, nor the numbers of an evaluation",
+            "sampling": f"{self.cohort} of {self.num_clients} clients a round, without "
+            "replacement, in secret",
+            "protects": "the data behind the weights; not the scaling of inputs and targets, nor "
+            "the numbers of an evaluation",
         }
 
 
-def epsilon(noise: float, num_clients: int, cohort: int, rounds: int, delta: float) -> float:
-    """The privacy loss of `rounds` rounds by the Renyi accountant of dp-accounting: divergences add up over rounds."""
-    orders, divergences = one_round(noise, num_clients, cohort)
+def epsilon_of(spent: Sequence[tuple[Privacy, int]]) -> float:
+    """Return the privacy loss of several mechanisms, each used so many times.
+
+    By the Renyi accountant of dp-accounting, divergences add up.
+    """
+    parts = [(one_round(p.noise, p.num_clients, p.cohort), times) for p, times in spent]
     from dp_accounting import rdp
 
-    return float(rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
+    orders = parts[0][0][0]
+    divergences = sum(times * divergence for (_, divergence), times in parts)
+    return float(rdp.compute_epsilon(orders, divergences, spent[0][0].delta)[0])
 
 
 @cache
 def one_round(noise: float, num_clients: int, cohort: int) -> tuple[Any, Any]:
-    """The orders of the accountant and the Renyi divergence of one round at each.
+    """Return the orders of the accountant, and the Renyi divergence of one round at each.
 
-    The noise's deviation is `noise` S and replacing one client changes the sums by up to 2 S: half of it is the multiplier.
+    The noise's deviation is `noise` S, and replacing one client changes the sums by up to 2 S. So
+    the noise multiplier is half of `noise`.
     """
     try:
         import dp_accounting
@@ -137,13 +157,13 @@ def one_round(noise: float, num_clients: int, cohort: int) -> tuple[Any, Any]:
 
 
 class Private:
-    """An algorithm whose sums are clipped and noised. All else is the algorithm's own."""
+    """An algorithm whose sums are clipped and noised; all else is left to the algorithm."""
 
     def __init__(self, algorithm: Algorithm, privacy: Privacy):
         release = declared_release(algorithm)
         if release is None:
             raise InputError(
-                f"dp_noise={privacy.noise} with {algorithm.name}: it does not declare how its sums "
+                f"dp_noise={privacy.noise} with {_name_of(algorithm)}: it does not declare how its sums "
                 f"may be released; choose {', '.join(releasing())}"
             )
         self.algorithm, self.privacy = algorithm, privacy
@@ -160,9 +180,12 @@ class Private:
         self, problem: Problem, received: Arrays, answers: Arrays, rng: Randomness
     ) -> Arrays:
         """Return the sum of the clients' clipped contributions."""
-        count = len(answers["examples"])
+        count = len(next(iter(answers.values())))
         unreleased = [
             key for key, kind in self.algorithm.answer.items() if isinstance(kind, Reported)
+        ]
+        weights = [
+            key for key, kind in self.algorithm.answer.items() if isinstance(kind, NumExamples)
         ]
         total: Arrays | None = None
         for c in range(count):
@@ -171,7 +194,7 @@ class Private:
                 for key, value in received.items()
             }
             answer = {key: value[c : c + 1] for key, value in answers.items()}
-            answer["examples"] = torch.ones_like(answer["examples"])
+            answer |= {key: torch.ones_like(answer[key]) for key in weights if key in answer}
             if self.release.clip_answers:
                 answer = self.shortened(sent, answer)
             part = self.algorithm.summarise(problem, sent, answer, rng)
@@ -248,3 +271,8 @@ class Private:
 def releasing() -> list[str]:
     """Return the names of the algorithms that private runs can train."""
     return [name for name, kind in ALGORITHMS.items() if vars(kind).get("release") is not None]
+
+
+def _name_of(steps: Any) -> str:
+    """Return the name of an algorithm, or what a phase without one is called."""
+    return str(getattr(steps, "name", "") or f"the phase {type(steps).__name__}")

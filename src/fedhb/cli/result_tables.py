@@ -76,13 +76,13 @@ def one_line(result: dict[str, Any]) -> str:
 
 def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
     """Return a table of algorithms by metrics, the best of each column in bold."""
-    from fedhb.report.tables import best_of, competes, remembered
+    from fedhb.report.tables import best_of, competes, kept_parts
 
     metrics = [
         (task, m) for task in rows[0] if isinstance(rows[0][task], dict) for m in rows[0][task]
     ]
     rivals = {
-        task: [row for row in rows if competes(row["algorithm"], task)] or rows
+        task: [row for row in rows if competes(row.get("keeps", ""), task)] or rows
         for task, _ in metrics
     }
     best = {
@@ -91,7 +91,8 @@ def comparison_table(rows: list[dict[str, Any]], title: str) -> Table:
     table = Table(
         "algorithm",
         title=escape(title),
-        caption=remembered(row["algorithm"] for row in rows if metrics) or None,
+        caption=kept_parts({r["algorithm"]: r.get("keeps", "") for r in rows} if metrics else {})
+        or None,
     )
     for task, m in metrics:
         table.add_column(f"{task.replace('_', ' ')}\n{m}", justify="right")

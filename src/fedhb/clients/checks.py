@@ -1,9 +1,9 @@
-"""Checks of inputs and targets: what cannot be used is refused, what may not be meant so is warned of."""
+"""Checks of inputs and targets: they refuse unusable values, and warn of values that look wrong."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,22 +14,37 @@ if TYPE_CHECKING:
     from fedhb.clients.clients import Clients
 
 
+MAX_VALUES_OF_CLASSES = 20
+"""Real targets with more different values than this are surely no class numbers."""
+
+
 def check_labels(train: np.ndarray, test: np.ndarray | None, num_classes: int | None) -> int | None:
-    """The number of classes (None for real targets), after a check that every label lies in 0..num_classes-1."""
-    given = {
-        what: y
-        for what, y in (("training targets", train), ("test targets", test))
+    """Check that every label lies in 0..num_classes-1, and return the number of classes.
+
+    Args:
+        train: the training targets.
+        test: the test targets, or None.
+        num_classes: the number of classes; None for the largest label plus one.
+
+    Returns:
+        The number of classes; None for real targets.
+    """
+    targets = {
+        subject: y
+        for subject, y in (("training targets", train), ("test targets", test))
         if y is not None and y.size
     }
-    for what, y in given.items():
-        check_finite(y, what)
+    for subject, y in targets.items():
+        check_finite(y, subject)
         if (y.dtype.kind == "f") != (train.dtype.kind == "f"):
             raise InputError(
-                f"{what} have type {y.dtype}, training targets {train.dtype}: give labels or real targets in both"
+                f"{subject} have type {y.dtype}, training targets {train.dtype}: give labels or "
+                "real targets in both"
             )
     if train.dtype.kind == "f":
         return None
-    low, high = min(int(y.min()) for y in given.values()), max(int(y.max()) for y in given.values())
+    low = min(int(y.min()) for y in targets.values())
+    high = max(int(y.max()) for y in targets.values())
     classes = high + 1 if num_classes is None else num_classes
     if low < 0 or high >= classes:
         bound = "0, 1, ..." if num_classes is None else f"0..{classes - 1}"
@@ -40,56 +55,61 @@ def check_labels(train: np.ndarray, test: np.ndarray | None, num_classes: int | 
 
 
 def suspect_targets(y: np.ndarray) -> None:
-    """Warn of training targets that may not be meant as they are understood."""
-    found, most = np.unique(y), 20
+    """Warn of real targets that look like class numbers, and of gaps between class numbers."""
+    values = np.unique(y)
     if (
         y.dtype.kind == "f"
         and y.ndim == 1
-        and 1 < len(found) <= most < len(y)
-        and (found == found.round()).all()
+        and 1 < len(values) <= MAX_VALUES_OF_CLASSES < len(y)
+        and (values == values.round()).all()
     ):
         warnings.warn(
-            f"the real targets have only {len(found)} different values, all whole numbers, and are regressed on: if they are "
-            "classes, give integers, y.astype(int)",
+            f"the real targets have only {len(values)} different values, all whole numbers, and "
+            "are regressed on: if they are classes, give integers, y.astype(int)",
             stacklevel=3,
         )
-    if y.dtype.kind in "iub" and len(found) <= int(found[-1]):
-        absent = next(k for k, label in enumerate(found.tolist()) if k != label)
+    if y.dtype.kind in "iub" and len(values) <= int(values[-1]):
+        absent = next(k for k, label in enumerate(values.tolist()) if k != label)
         warnings.warn(
-            f"no training example has class {absent}, though labels go up to {found[-1]}: number the classes from 0 without gaps "
-            "(in Python, or say how many there are: num_classes)",
+            f"no training example has class {absent}, though labels go up to {values[-1]}: number "
+            "the classes from 0 without gaps (or, in Python, give num_classes)",
             stacklevel=3,
         )
 
 
-def check_alike(clients: Any, others: Any, what: str) -> None:
-    """Refuse clients with other inputs or targets than those that train."""
-    mine, theirs = clients.train.x.shape[1:], others.train.x.shape[1:]
-    if mine != theirs:
+def check_alike(clients: Clients, others: Clients, kind: str) -> None:
+    """Check that other clients have inputs and targets like those of the clients that train.
+
+    Args:
+        clients: the clients that train.
+        others: the other clients.
+        kind: the word for the other clients in messages, such as "holdout".
+    """
+    shape, other_shape = tuple(clients.train.x.shape[1:]), tuple(others.train.x.shape[1:])
+    if shape != other_shape:
         raise InputError(
-            f"{what} clients have inputs of shape {tuple(theirs)}, the others {tuple(mine)}: make them alike"
+            f"{kind} clients have inputs of shape {other_shape}, the clients that train {shape}: "
+            "make them alike"
         )
-    if (clients.num_classes is None) != (others.num_classes is None) or clients.train.y.shape[
-        1:
-    ] != others.train.y.shape[1:]:
+    classes, other_classes = clients.num_classes, others.num_classes
+    same_targets = clients.train.y.shape[1:] == others.train.y.shape[1:]
+    if (classes is None) != (other_classes is None) or not same_targets:
         raise InputError(
-            f"{what} clients have other targets than the others (labels, or real ones): make them alike"
+            f"{kind} clients have targets of another kind than the clients that train: give both "
+            "labels, or both real targets of one shape"
         )
-    if (
-        clients.num_classes is not None
-        and others.num_classes is not None
-        and others.num_classes > clients.num_classes
-    ):
+    if classes is not None and other_classes is not None and other_classes > classes:
         raise InputError(
-            f"{what} clients have {others.num_classes} classes, the others {clients.num_classes}: give num_classes="
-            f"{others.num_classes} to both"
+            f"{kind} clients have {other_classes} classes, the clients that train {classes}: give "
+            f"num_classes={other_classes} to both"
         )
 
 
 def refuse_single(clients: Clients) -> None:
-    """Refuse a client with one training example where the network has batch norm."""
-    alone = clients.ids[clients.sizes == 1].tolist()
-    if alone:
+    """Refuse clients with one training example: batch norm cannot train on it."""
+    single = clients.ids[clients.sizes == 1].tolist()
+    if single:
         raise InputError(
-            f"client {alone[0]} has a single example, and batch norm cannot train on one: leave it out"
+            f"client {single[0]} has a single example, and batch norm cannot train on one: leave "
+            "it out"
         )

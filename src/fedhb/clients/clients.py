@@ -1,7 +1,8 @@
-"""One client, many clients: a pool of examples and who holds which rows of it.
+"""The clients of a federation: a pool of examples, and which client holds which rows of it.
 
-The examples of all clients lie in one pool, as stored (uint8 images stay uint8); a client is a list of row numbers. A cohort
-is a selection of clients over the same pool, so that nothing is copied until a batch is gathered.
+The examples of all clients lie in one pool, as stored (uint8 images stay uint8); a client is a list
+of row numbers. A cohort is a selection of clients over the same pool, so that no example is copied
+before a batch is gathered.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -21,11 +22,11 @@ from fedhb.data.array_checks import check_digits, check_finite
 from fedhb.data.dataset import Dataset
 from fedhb.errors import InputError
 
-MOST_ID = 10**18
-"""Ids of clients are smaller: they are numbers of 64 bits, and names of files."""
+MAX_ID = 10**18
+"""Ids of clients are smaller than this: they are numbers of 64 bits, and names of files."""
 
 SPLITS = ("train", "validation", "test")
-"""What a client may hold."""
+"""The parts into which a client's examples are split."""
 
 AUGMENTED = ("cifar-100", "cifar-100-coarse", "cifar-100-c")
 """Data sets whose training images are cropped and flipped at random."""
@@ -33,13 +34,14 @@ AUGMENTED = ("cifar-100", "cifar-100-coarse", "cifar-100-c")
 
 @dataclass(frozen=True)
 class Share:
-    """What N clients hold of one split.
+    """The examples of one split that N clients hold.
 
     Attributes:
         x: the pool of inputs [n, ...], as stored.
         y: the pool of targets [n] or [n, q].
-        rows: row numbers into the pool, client after client [held].
-        offsets: where each client's rows begin [N + 1]; client k holds `rows[offsets[k]:offsets[k + 1]]`.
+        rows: row numbers in the pool, client after client [held].
+        offsets: where each client's rows begin [N + 1]; client k holds
+            `rows[offsets[k]:offsets[k + 1]]`.
     """
 
     x: Tensor
@@ -49,7 +51,7 @@ class Share:
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, rows_of_client: Sequence[np.ndarray]) -> Share:
-        """A share from one array of row numbers per client."""
+        """Make a share from one array of row numbers per client."""
         sizes = torch.tensor([len(rows) for rows in rows_of_client], dtype=torch.int64)
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_of_client])
@@ -57,34 +59,33 @@ class Share:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """The number of examples of each client [N]; kept, because whoever asks for one client's would pay for all N."""
+        """The number of examples of each client [N]."""  # cached, as it costs O(N) for one client
         return self.offsets.diff()
 
     def rows_of(self, k: int) -> Tensor:
-        """The row numbers of the client at position k."""
+        """Return the row numbers of the client at position k."""
         return self.rows[self.offsets[k] : self.offsets[k + 1]]
 
-    def examples(self, k: int, most: int | None = None) -> tuple[Tensor, Tensor]:
-        """The inputs and targets of the client at position k; at most so many, evenly spaced: rows are often ordered by class."""
+    def examples(self, k: int, limit: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of the client at position k.
+
+        A client with more than `limit` examples gives so many of them, evenly spaced, because rows
+        are often ordered by class.
+        """
         rows = self.rows_of(k)
-        if most is not None and most < len(rows):
-            rows = rows[torch.arange(most) * len(rows) // most]
+        if limit is not None and limit < len(rows):
+            rows = rows[torch.arange(limit) * len(rows) // limit]
         return self.x[rows], self.y[rows]
 
     def select(self, positions: Sequence[int]) -> Share:
-        """The same pool, held by the clients at these positions only."""
+        """Return the share of the clients at these positions, over the same pool."""
         chosen = torch.tensor(list(positions), dtype=torch.int64)
         sizes = self.sizes[chosen]
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        shift = (
-            self.offsets[chosen] - offsets[:-1]
-        )  # from where a client's rows begin here to where they begin in all
-        return Share(
-            self.x,
-            self.y,
-            self.rows[torch.arange(int(offsets[-1])) + shift.repeat_interleave(sizes)],
-            offsets,
-        )
+        # How far each client's rows move: from their place here to their place among all clients'.
+        shift = self.offsets[chosen] - offsets[:-1]
+        places = torch.arange(int(offsets[-1])) + shift.repeat_interleave(sizes)
+        return Share(self.x, self.y, self.rows[places], offsets)
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,16 +93,17 @@ class Clients:
     """The clients of a federation, or a selection of them.
 
     Attributes:
-        ids: the partition id of each client [N]; it stays with the client in every selection.
-        train, validation, test: what each client holds; validation and test may be None, or of some clients only.
-        names: what the data call each client, or None where they do not.
+        ids: the id of each client [N]; it stays with the client in every selection.
+        train, validation, test: the examples of each client. Validation and test may be None, and
+            some clients may have none of these examples.
+        names: the name of each client in the data, or None if the data have no names.
         num_classes: the number of classes, or None for regression.
-        scaling: how inputs are scaled before the network sees them.
+        scaling: how inputs are scaled before they go into the network.
         augment: "crop-flip" for the random crop (padding 4) and flip of CIFAR images, or None.
         server_inputs: unlabelled inputs that the server holds [n, ...], or None.
         name: the data set's name.
-        title: as results call it, where that is not its name.
-        files: hash of every file that was read.
+        title: the data set's name in results, if it is another than `name`; else "".
+        files: the hash of every file that was read.
     """
 
     ids: Tensor
@@ -121,8 +123,8 @@ class Clients:
         if (self.train.sizes == 0).any():
             empty = self.ids[self.train.sizes == 0].tolist()
             raise InputError(
-                f"client {empty[0]} has no training examples ({len(empty)} of {len(self)} clients are empty): use fewer "
-                "clients, a larger alpha, or leave such clients out"
+                f"client {empty[0]} has no training examples ({len(empty)} of {len(self)} clients "
+                "are empty): use fewer clients, a larger alpha, or leave such clients out"
             )
 
     @classmethod
@@ -136,21 +138,25 @@ class Clients:
         ids: Sequence[int] | None = None,
         names: Sequence[str] | None = None,
     ) -> Clients:
-        """Clients from one (x, y) pair each.
+        """Make clients from one (x, y) pair each.
 
         Args:
-            train: one (inputs, targets) pair per client. Integer targets are class labels, real targets are regressed on.
-            test: the same, in the same order, or None; a client may have none of its own, ([], []).
-            num_classes: default: the largest label plus one.
+            train: one (inputs, targets) pair per client. Integer targets are class labels, real
+                targets are regressed on.
+            test: one pair per client, in the same order, or None; a client without test examples
+                has ([], []).
+            num_classes: the number of classes (default: the largest label plus one).
             standardise: scale the inputs by the mean and standard deviation of all training inputs.
-            ids: the clients' ids (default 0, 1, ...). What a client remembers belongs to its id: new clients need others.
-            names: what results call the clients (default: by their ids).
+            ids: the clients' ids (default 0, 1, ...). A client's memory belongs to its id, so new
+                clients need new ids.
+            names: the clients' names in results (default: their ids).
         """
         if not len(train):
             raise InputError("no clients: `train` is empty; give one (x, y) pair per client")
         if test is not None and len(test) != len(train):
             raise InputError(
-                f"{len(train)} clients have training data but {len(test)} have test data: give one pair for each"
+                f"{len(train)} clients have training data but {len(test)} have test data: give one "
+                "pair for each"
             )
         xs, ys, rows = _pool(train, "training")
         x, y = _joined(xs, ys)
@@ -161,7 +167,8 @@ class Clients:
             x_test, y_test = _joined(xs, ys)
             if x_test.shape[1:] != x.shape[1:]:
                 raise InputError(
-                    f"test inputs have shape {x_test.shape[1:]}, training inputs {x.shape[1:]}: make them alike"
+                    f"test inputs have shape {x_test.shape[1:]}, training inputs {x.shape[1:]}: "
+                    "make them alike"
                 )
             test_share = Share.of(torch.from_numpy(x_test), targets(y_test), rows)
         classes = check_labels(y, y_test, num_classes)
@@ -169,12 +176,13 @@ class Clients:
             suspect_targets(y)
         if ids is not None and (len(ids) != len(train) or len(set(ids)) != len(train)):
             raise InputError(
-                f"{len(ids)} ids ({len(set(ids))} different) for {len(train)} clients: give each client an id of its own"
+                f"{len(ids)} ids ({len(set(ids))} different) for {len(train)} clients: give each "
+                "client another id"
             )
         for i in ids if ids is not None else ():
-            if not isinstance(i, int | np.integer) or not 0 <= i < MOST_ID:
+            if not isinstance(i, int | np.integer) or not 0 <= i < MAX_ID:
                 raise InputError(
-                    f"id {i!r}: give whole numbers from 0 to below {MOST_ID}; names go to `names`"
+                    f"id {i!r}: give whole numbers from 0 to below {MAX_ID}; names go to `names`"
                 )
         if names is not None and len(names) != len(train):
             raise InputError(f"{len(names)} names for {len(train)} clients: give each one")
@@ -191,7 +199,10 @@ class Clients:
     def from_rows(
         cls, dataset: Dataset, train_rows: Sequence[np.ndarray], test_rows: Sequence[np.ndarray]
     ) -> Clients:
-        """Clients of a data set, given who holds which training and test examples. Inputs are scaled by the training set."""
+        """Make clients of a data set from the rows of its training and test examples they hold.
+
+        Inputs are scaled by the mean and standard deviation of the training set.
+        """
         if len(dataset.test) and dataset.test.x.shape[1:] != dataset.train.x.shape[1:]:
             shapes = f"{dataset.test.x.shape[1:]}, training inputs {dataset.train.x.shape[1:]}"
             raise InputError(f"{dataset.name}: test inputs have shape {shapes}: make them alike")
@@ -222,7 +233,10 @@ class Clients:
         scaled_by: np.ndarray,
         names: Sequence[str],
     ) -> Clients:
-        """Clients whose training and test examples all lie in `dataset.train`; inputs are scaled by these rows of it."""
+        """Make clients whose training and test examples all lie in `dataset.train`.
+
+        Inputs are scaled by the mean and standard deviation of the rows `scaled_by`.
+        """
         x, y = dataset.train.x, dataset.train.y
         check_finite(x, "inputs")
         pool = torch.from_numpy(x), targets(y)
@@ -239,11 +253,14 @@ class Clients:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __repr__(self) -> str:  # without the examples, which are nobody's to print
+    def __repr__(self) -> str:  # without the examples, which are private
         sizes, shape = self.sizes, " x ".join(map(str, self.train.x.shape[1:]))
-        each = f"{sizes.min()} to {sizes.max()}" if len(self) else "no"
-        what = f"{self.num_classes} classes" if self.num_classes is not None else "real targets"
-        return f"<{self.name}: {len(self)} clients with {each} training examples, inputs {shape or 'of one number'}, {what}>"
+        counts = f"{sizes.min()} to {sizes.max()}" if len(self) else "no"
+        targets = f"{self.num_classes} classes" if self.num_classes is not None else "real targets"
+        return (
+            f"<{self.name}: {len(self)} clients with {counts} training examples, inputs "
+            f"{shape or 'of one number'}, {targets}>"
+        )
 
     @property
     def sizes(self) -> Tensor:
@@ -256,12 +273,12 @@ class Clients:
         return len(self.train.rows)
 
     def has(self, split: str) -> bool:
-        """Whether any client has examples of "train", "validation" or "test"."""
+        """Return whether any client has examples of "train", "validation" or "test"."""
         share: Share | None = getattr(self, split)
         return share is not None and len(share.rows) > 0
 
     def select(self, positions: Sequence[int]) -> Clients:
-        """The clients at these positions, over the same pool."""
+        """Return the clients at these positions, over the same pool."""
         return replace(
             self,
             ids=self.ids[list(positions)],
@@ -272,7 +289,7 @@ class Clients:
         )
 
     def to(self, device: str) -> Clients:
-        """The same clients with their pools on a device."""
+        """Return these clients with their pools on a device."""
 
         def moved(share: Share) -> Share:
             return replace(share, x=share.x.to(device), y=share.y.to(device))
@@ -282,50 +299,68 @@ class Clients:
         return replace(self, train=moved(self.train), test=test, validation=validation)
 
     def hold_out(self, count: int, seed: int) -> tuple[Clients, Clients]:
-        """(clients that train, `count` novel clients that never do), chosen at random."""
+        """Choose novel clients at random, which never train.
+
+        Returns:
+            (the clients that train, `count` novel clients).
+        """
         if not 0 < count < len(self):
             raise InputError(
-                f"holdout_clients={count} of {len(self)} clients: hold out at least one and leave at least one"
+                f"holdout_clients={count} of {len(self)} clients: hold out at least one and leave "
+                "at least one"
             )
         order = np.random.default_rng([seed, 0x401D]).permutation(len(self))
-        novel, kept = sorted(order[:count].tolist()), sorted(order[count:].tolist())
-        return self.select(kept), self.select(novel)
+        novel, training = sorted(order[:count].tolist()), sorted(order[count:].tolist())
+        return self.select(training), self.select(novel)
 
     def with_at_most(self, count: int, seed: int) -> Clients:
-        """Every client with `count` of its training examples, drawn at random, or all where it has no more; a larger count keeps
-        those of a smaller one."""
+        """Return these clients with at most `count` training examples each, drawn at random.
+
+        The examples drawn for one count are among those drawn for a larger count.
+        """
         if count < 1:
             raise InputError(
                 f"max_examples={count}: leave every client at least one training example"
             )
-        kept = []
+        train_rows = []
         for k, client in enumerate(self.ids.tolist()):
             rows = self.train.rows_of(k).numpy()
-            kept.append(
-                np.sort(
-                    rows[
-                        np.random.default_rng([seed, 0x3A5, client]).permutation(len(rows))[:count]
-                    ]
-                )
-            )
-        return replace(self, train=Share.of(self.train.x, self.train.y, kept))
+            order = np.random.default_rng([seed, 0x3A5, client]).permutation(len(rows))
+            train_rows.append(np.sort(rows[order[:count]]))
+        return replace(self, train=Share.of(self.train.x, self.train.y, train_rows))
 
     def with_validation(self, fraction: float, seed: int) -> Clients:
-        """Move a share of every client's training examples to its validation split (at least one where it has two)."""
+        """Move a share of every client's training examples to its validation split.
+
+        At least one example is moved from a client that has two, and never all.
+        """
         if not 0 < fraction < 1:
             raise InputError(f"validation={fraction}: give a share between 0 and 1, such as 0.1")
-        kept, held = [], []
+        train_rows, validation_rows = [], []
         for k, client in enumerate(self.ids.tolist()):
             rows = self.train.rows_of(k).numpy()
             count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
             order = np.random.default_rng([seed, 0x7A1, client]).permutation(len(rows))
-            held.append(np.sort(rows[order[:count]]))
-            kept.append(np.sort(rows[order[count:]]))
+            validation_rows.append(np.sort(rows[order[:count]]))
+            train_rows.append(np.sort(rows[order[count:]]))
         x, y = self.train.x, self.train.y
-        return replace(self, train=Share.of(x, y, kept), validation=Share.of(x, y, held))
+        return replace(
+            self,
+            train=Share.of(x, y, train_rows),
+            validation=Share.of(x, y, validation_rows),
+        )
 
 
-def _about(dataset: Dataset) -> dict[str, Any]:
+class _About(TypedDict):
+    """The fields of `Clients` that describe a data set."""
+
+    augment: str | None
+    name: str
+    title: str
+    files: Mapping[str, str]
+
+
+def _about(dataset: Dataset) -> _About:
     augment = "crop-flip" if dataset.name in AUGMENTED and dataset.train.x.ndim == 4 else None
     return {
         "augment": augment,
@@ -336,51 +371,61 @@ def _about(dataset: Dataset) -> dict[str, Any]:
 
 
 def targets(y: np.ndarray) -> Tensor:
-    """Targets as a tensor: labels as int64, real targets as float32."""
+    """Convert targets to a tensor: labels to int64, real targets to float32."""
     return torch.from_numpy(y.astype(np.int64) if y.dtype.kind in "iub" else y.astype(np.float32))
 
 
 def _pool(
-    pairs: Sequence[tuple[np.ndarray, np.ndarray]], what: str
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], split: str
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """The inputs and targets of every client that has any, and each client's rows once they are joined."""
+    """Check the pairs of a split, "training" or "test", and find each client's rows in their pool.
+
+    Returns:
+        (inputs, targets) of every client that has examples, and the row numbers of every client.
+    """
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []
     rows, start = [], 0
     for k, pair in enumerate(pairs):
         if isinstance(pairs, Mapping) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise InputError(
-                f"client {k}'s {what} data are not an (x, y) pair: give a list with one pair per client"
+                f"client {k}'s {split} data are not an (x, y) pair: give a list with one pair per "
+                "client"
             )
         x, y = map(np.asarray, pair)
         if y.dtype.kind not in "iubf":
             raise InputError(
-                f"client {k} has targets of type {y.dtype}: give integer class labels 0, 1, ... or real targets"
+                f"client {k} has targets of type {y.dtype}: give integer class labels 0, 1, ... or "
+                "real targets"
             )
         if len(x) != len(y):
             raise InputError(
-                f"client {k} has {len(x)} {what} inputs but {len(y)} targets: give one target per input"
+                f"client {k} has {len(x)} {split} inputs but {len(y)} targets: give one target per "
+                "input"
             )
-        if not len(x) and what == "test":
+        if not len(x) and split == "test":
             rows.append(np.arange(0))
             continue
         if not len(x):
-            raise InputError(f"client {k} has no {what} examples: leave it out")
+            raise InputError(f"client {k} has no {split} examples: leave it out")
         if y.dtype.kind in "iub" and y.ndim > 1:
             if y.shape[1:] != (1,):
                 raise InputError(
-                    f"client {k} has {what} labels of shape {y.shape}: give the number of the class, one for each input"
+                    f"client {k} has {split} labels of shape {y.shape}: give the number of the "
+                    "class, one for each input"
                 )
             y = y[:, 0]
         if xs and x.shape[1:] != xs[0].shape[1:]:
             raise InputError(
-                f"client {k} has inputs of shape {x.shape[1:]}, others of {xs[0].shape[1:]}: make them alike"
+                f"client {k} has inputs of shape {x.shape[1:]}, others of {xs[0].shape[1:]}: make "
+                "them alike"
             )
-        if (y.dtype.kind == "f") != (ys[0].dtype.kind == "f" if ys else y.dtype.kind == "f"):
+        if ys and (y.dtype.kind == "f") != (ys[0].dtype.kind == "f"):
             raise InputError(
-                f"client {k} has targets of type {y.dtype}, others of {ys[0].dtype}: give labels or real targets in all"
+                f"client {k} has targets of type {y.dtype}, others of {ys[0].dtype}: give labels "
+                "or real targets in all"
             )
-        check_finite(x, f"{what} inputs of client {k}")
+        check_finite(x, f"{split} inputs of client {k}")
         xs.append(x)
         ys.append(y)
         rows.append(np.arange(start, start + len(x)))

@@ -1,4 +1,4 @@
-"""Where examples come from: `load` a data set by its name, or `read_npz` your own."""
+"""Where examples come from: `load` reads a known data set, `read_npz` reads a file of yours."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
 
     Args:
         name: one of `NAMES`.
-        root: a folder that holds its files, in `root/NAME` or in `root` itself; default: every folder of
-            `$FEDHB_DATA`, then the user's cache folder.
+        root: a folder that holds its files, in `root/NAME` or in `root` itself; default: every
+            folder of `$FEDHB_DATA`, then the user's cache folder.
         download: get the files if they are missing, into `root/NAME` or the user's cache folder.
     """
     check_name(name)
@@ -75,25 +75,27 @@ def check_name(name: str) -> None:
     """Refuse a name that no data set has."""
     if name.endswith(".npz"):
         raise InputError(
-            f"dataset={name!r} is a file of your own: give it as data, --data {name}, or read it with read_npz"
+            f"dataset={name!r} is a file of your own: give it as data, --data {name}, or read it "
+            "with read_npz"
         )
     if name not in NAMES:
         raise InputError(
-            f"unknown data set {name!r}: choose one of {', '.join(NAMES)}, or give your own as a .npz file"
+            f"unknown data set {name!r}: choose one of {', '.join(NAMES)}, or give your own as a "
+            ".npz file"
         )
 
 
 def status() -> list[Status]:
-    """Which data sets are on this computer, in the order of `NAMES`; no file is read."""
-    found = []
+    """Return which data sets are on this computer, in the order of `NAMES`; no file is read."""
+    statuses = []
     for name in NAMES:
         if name == "digits":
-            found.append(Status(name, True, "part of scikit-learn"))
+            statuses.append(Status(name, True, "part of scikit-learn"))
             continue
         located = locate.locate(name)
         if located.folder is not None:
             made = " (regenerated)" if (located.folder / locate.SUMS).exists() else ""
-            found.append(Status(name, True, f"{located.folder}{made}"))
+            statuses.append(Status(name, True, f"{located.folder}{made}"))
         else:
-            found.append(Status(name, False, "", located.missing, locate.remedy(name)))
-    return found
+            statuses.append(Status(name, False, "", located.missing, locate.remedy(name)))
+    return statuses

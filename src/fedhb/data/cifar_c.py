@@ -4,9 +4,10 @@
     labels.npy    whole numbers [N]
     SHA256SUMS    only where the files were made here: the hash of each
 
-The published files have five severities one after another, N = 50,000, of which the last 10,000 are used; those that `make`
-writes have severity 5 alone, N = 10,000. All images are in `Dataset.train`: a partition by groups gives each group of clients one
-corruption, and splits it into training and test images.
+The published files have five severities one after another, N = 50,000, of which the last 10,000 are
+used. The files that `make` writes have severity 5 alone, N = 10,000. All images are in
+`Dataset.train`: a partition by groups gives each group of clients one corruption, and splits its
+images into training and test images.
 """
 
 from __future__ import annotations
@@ -29,28 +30,29 @@ from fedhb.processes import end_with
 
 NAME = "cifar-100-c"
 SEVERITIES = 5
-BLOCK = 500
-"""Images that are corrupted at once."""
+IMAGES_PER_TASK = 500
+"""How many images one process corrupts at once."""
 
 TRAINING = (
     "brightness", "defocus_blur", "elastic_transform", "fog", "frost",
     "gaussian_noise", "jpeg_compression", "pixelate", "shot_noise", "zoom_blur",
 )  # fmt: skip
-"""The corruptions of clients that train: drawn once, because the paper does not say which ten it drew."""
+"""The corruptions of clients that train. We drew them once: the paper does not name its ten."""
 NOVEL = (
-    "contrast", "gaussian_blur", "glass_blur", "impulse_noise", "motion_blur", "saturate", "snow", "spatter", "speckle_noise",
+    "contrast", "gaussian_blur", "glass_blur", "impulse_noise", "motion_blur",
+    "saturate", "snow", "spatter", "speckle_noise",
 )  # fmt: skip
-"""Those of clients that never train."""
+"""The corruptions of clients that never train."""
 
 Tell = Callable[[str, int, int], None]
-"""Told a corruption, how many more of its images are done, and how many there are of all corruptions."""
+"""Reports progress: (corruption, how many of its images were just done, images in all)."""
 
 
 def load(root: str | os.PathLike[str] | None = None) -> Dataset:
     """Read CIFAR-100-C at severity 5.
 
     Args:
-        root: the folder to look in (default: the search path of `fedhb.data.files`).
+        root: the folder to look in (default: the search path of `fedhb.data.locate`).
 
     Returns:
         In `train`, x uint8 [19 n, 3, 32, 32], y int64 [19 n], group and original; `test` is empty.
@@ -68,8 +70,9 @@ def load(root: str | os.PathLike[str] | None = None) -> Dataset:
             or images.dtype != np.uint8
         ):
             raise InputError(
-                f"{paths[name]}: {images.dtype} of shape {images.shape} for {len(labels)} labels: it has to be uint8 "
-                f"[n, {SIZE}, {SIZE}, 3], five severities one after another as published, or as `fedhb data make` writes it"
+                f"{paths[name]}: {images.dtype} of shape {images.shape} for {len(labels)} labels: "
+                f"it has to be uint8 [n, {SIZE}, {SIZE}, 3], five severities one after another as "
+                "published, or as `fedhb data make` writes it"
             )
         used = np.ascontiguousarray(images[-len(labels) :])
         digest.update(used.data)
@@ -89,7 +92,7 @@ def load(root: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def _labels(path: Path, made: bool) -> np.ndarray:
-    """The labels of one severity, int64 [n]."""
+    """Read the labels of one severity, int64 [n]."""
     labels = _array(path)
     if (
         labels.ndim != 1
@@ -98,37 +101,46 @@ def _labels(path: Path, made: bool) -> np.ndarray:
         or not 0 <= labels.min() <= labels.max() < cifar.NUM_FINE
     ):
         raise InputError(
-            f"{path}: {labels.dtype} of shape {labels.shape}: it has to be labels in 0..{cifar.NUM_FINE - 1}"
+            f"{path}: {labels.dtype} of shape {labels.shape}: it has to be labels in "
+            f"0..{cifar.NUM_FINE - 1}"
         )
     labels = labels.astype(np.int64)
     if made:
         return labels
-    each = labels.reshape(SEVERITIES, -1) if len(labels) % SEVERITIES == 0 else labels[None, :0]
-    if not each.size or (each != each[0]).any():
+    if len(labels) % SEVERITIES == 0:
+        by_severity = labels.reshape(SEVERITIES, -1)
+    else:
+        by_severity = labels[None, :0]
+    if not by_severity.size or (by_severity != by_severity[0]).any():
         raise InputError(
-            f"{path}: {len(labels)} labels are not those of five severities one after another: take the published file"
+            f"{path}: {len(labels)} labels are not those of five severities one after another: "
+            "take the published file"
         )
-    return each[0]
+    return by_severity[0]
 
 
 def _array(path: Path) -> np.ndarray:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
             f"{path}: not a .npy file of numbers ({error}): delete it and get or make it again"
         ) from None
-    return np.asarray(found)
+    return np.asarray(array)
 
 
 def make(processes: int, tell: Tell) -> Path:
-    """Make CIFAR-100-C at severity 5 from the CIFAR-100 test images, in as many processes.
+    """Make CIFAR-100-C at severity 5 from the CIFAR-100 test images.
 
-    A corruption that is there is kept; a file appears under its name when it is whole. Neither the processes nor where it was
-    stopped show in any bit.
+    Files that are already there are kept, and a new file gets its name only when it is whole. The
+    result does not depend on the number of processes, nor on interruptions.
+
+    Args:
+        processes: how many processes work at once.
+        tell: reports progress.
 
     Returns:
-        The folder: below the first root that can be written to.
+        The folder of the files: below the first root that can be written to.
     """
     located = locate.locate(NAME)
     if located.folder is not None and not (located.folder / locate.SUMS).exists():
@@ -141,12 +153,14 @@ def make(processes: int, tell: Tell) -> Path:
     labels = folder / "labels.npy"
     if not (folder / locate.SUMS).exists() and any(folder.glob("*.npy")):
         raise InputError(
-            f"{folder} has .npy files that were not made here: complete the published data set, or remove them"
+            f"{folder} has .npy files that were not made here: complete the published data set, or "
+            "remove them"
         )
     folder.mkdir(parents=True, exist_ok=True)
     if labels.exists() and not np.array_equal(_array(labels), test.y):
         raise InputError(
-            f"{folder} was made from other CIFAR-100 test images (its labels differ): remove it, and make it anew"
+            f"{folder} was made from other CIFAR-100 test images (its labels differ): remove it, "
+            "and make it anew"
         )
     names, todo = (*TRAINING, *NOVEL), []
     for name in names:
@@ -156,35 +170,36 @@ def make(processes: int, tell: Tell) -> Path:
         else:
             todo.append(name)
     if "frost" in todo:
-        frost_pictures()  # at once: whoever lacks them should not wait for it
-    _keep_sums(folder)
+        frost_pictures()  # now: a user who lacks them should not wait for the message
+    _write_sums(folder)
     if not labels.exists():
         _write(labels, test.y)
-    _keep_sums(folder)
+    _write_sums(folder)
+    starts = range(0, len(images), IMAGES_PER_TASK)
     with _workers(processes) as run:
         for name in todo:
             parts = []
-            for part in run(
-                [(name, images[k : k + BLOCK], k) for k in range(0, len(images), BLOCK)]
-            ):
+            for part in run([(name, images[k : k + IMAGES_PER_TASK], k) for k in starts]):
                 parts.append(part)
                 tell(name, len(part), len(names) * len(images))
             _write(folder / f"{name}.npy", np.concatenate(parts))
-            _keep_sums(folder, {f"{name}.npy"})
+            _write_sums(folder, {f"{name}.npy"})
     return folder
 
 
-def _task(task: tuple[str, np.ndarray, int]) -> np.ndarray:
+Task = tuple[str, np.ndarray, int]
+"""The arguments of `corrupt`."""
+
+
+def _run_task(task: Task) -> np.ndarray:
     return corrupt(*task)
 
 
 @contextmanager
-def _workers(
-    processes: int,
-) -> Iterator[Callable[[list[tuple[str, np.ndarray, int]]], Iterator[np.ndarray]]]:
-    """A function that does tasks, in this process or in several, and gives the results in their order."""
+def _workers(processes: int) -> Iterator[Callable[[list[Task]], Iterator[np.ndarray]]]:
+    """Yield a function that runs tasks in so many processes and returns the results in order."""
     if processes == 1:
-        yield lambda tasks: map(_task, tasks)
+        yield lambda tasks: map(_run_task, tasks)
         return
     pool = ProcessPoolExecutor(
         processes,
@@ -193,7 +208,7 @@ def _workers(
         initargs=(os.getpid(),),
     )
     try:
-        yield lambda tasks: pool.map(_task, tasks)
+        yield lambda tasks: pool.map(_run_task, tasks)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -207,18 +222,18 @@ def _write(path: Path, array: np.ndarray) -> None:
     part.replace(path)
 
 
-def _keep_sums(folder: Path, anew: Collection[str] = ()) -> None:
-    """The hash of every file that has none yet or is new, for `sha256sum -c SHA256SUMS`."""
+def _write_sums(folder: Path, rewritten: Collection[str] = ()) -> None:
+    """Write the hash of every file to SHA256SUMS, for `sha256sum -c SHA256SUMS`.
+
+    Only the files that have no hash there yet and those in `rewritten` are read.
+    """
     path = folder / locate.SUMS
-    known = (
-        dict(line.split("  ")[::-1] for line in path.read_text().splitlines())
-        if path.exists()
-        else {}
-    )
+    lines = path.read_text().splitlines() if path.exists() else []
+    hashes = dict(line.split("  ")[::-1] for line in lines)
     for file in sorted(folder.glob("*.npy")):
-        if file.name not in known or file.name in anew:
+        if file.name not in hashes or file.name in rewritten:
             with file.open("rb") as content:
-                known[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
+                hashes[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
     part = path.with_suffix(f".part{os.getpid()}")
-    part.write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(known.items())))
+    part.write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items())))
     part.replace(path)

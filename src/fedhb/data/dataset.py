@@ -1,4 +1,4 @@
-"""A data set as it comes from files: examples, labels, and where they came from."""
+"""A data set as it is read from files: examples, labels, and the hashes of the files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ class Examples:
     """Inputs and targets of one split.
 
     Attributes:
-        x: inputs [n, ...], uint8 as stored in image files (channels first), or floating point.
+        x: inputs [n, ...]; uint8 as stored in image files (channels first), or floating point.
         y: integer class labels [n], or real targets [n] or [n, q].
         client: who holds each example [n] (a natural partition), or None.
-        group: the kind of each example [n], such as its corruption: a position in `Dataset.groups`; or None.
-        original: what each example was made from [n]: copies of one image have the same number; or None.
+        group: the kind of each example [n], such as its corruption, as a position in
+            `Dataset.groups`; or None.
+        original: the number of the image that each example was made from [n]; copies of one image
+            have the same number; or None.
     """
 
     x: np.ndarray
@@ -30,7 +32,7 @@ class Examples:
         return len(self.x)
 
     def take(self, rows: np.ndarray) -> Examples:
-        """These examples, with all that is known of them."""
+        """Return the examples of these rows, with their clients, groups and originals."""
         client, group, original = (
             None if v is None else v[rows] for v in (self.client, self.group, self.original)
         )
@@ -42,14 +44,14 @@ class Dataset:
     """Training and test examples.
 
     Attributes:
-        name: as it is asked for.
-        train, test: the examples; all are in `train` where a partition by groups is to split them.
-        num_classes: None for regression.
-        files: hash of every file that was read.
-        title: as results call it, where that is not its name.
-        groups: the names of the kinds of examples, where there are kinds.
-        num_novel: so many of them, the last, are for clients that never train.
-        drawn: the share of rows that were drawn for testing, where the data do not say which are.
+        name: the name by which `load` knows it.
+        train, test: the examples; all are in `train` if a partition by groups will split them.
+        num_classes: the number of classes, or None for regression.
+        files: the hash of every file that was read.
+        title: the name in results, if it is another than `name`; else "".
+        groups: the names of the kinds of examples, if there are kinds.
+        num_novel: how many of the groups, the last ones, are for clients that never train.
+        drawn: the share of rows that were drawn for testing; 0 if the data mark the test rows.
     """
 
     name: str

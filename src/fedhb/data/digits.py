@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn: a data set that needs no files."""
+"""The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, without a download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPLIT_SEED = 8  # part of the data set's definition: results depend on it
 
 
 def load() -> Dataset:
-    """The digits, a fifth of each class as test examples, the same ones always.
+    """Load the digits; a fifth of each class are test examples, always the same ones.
 
     Returns:
         x uint8 [n, 1, 8, 8] with values 0..16, y int64 [n].
@@ -37,17 +37,19 @@ def load() -> Dataset:
 
 
 def _read() -> np.ndarray:
-    """The pixels and the label of each digit [1797, 65].
+    """Return the pixels and the label of each digit [1797, 65].
 
-    The table is read from scikit-learn's folder, which takes a hundredth of the time of importing it.
+    Reading the table from scikit-learn's folder takes a hundredth of the time of importing
+    scikit-learn.
     """
-    found = importlib.util.find_spec("sklearn")
-    for folder in (found.submodule_search_locations or []) if found is not None else []:
+    package = importlib.util.find_spec("sklearn")
+    folders = None if package is None else package.submodule_search_locations
+    for folder in folders or []:
         path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if path.exists():
             with gzip.open(path) as file:
                 return np.loadtxt(file, delimiter=",", dtype=np.int64)
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()  # wherever it keeps them
+    bunch = load_digits()  # finds the table in versions that store it elsewhere
     return np.column_stack([bunch.data, bunch.target]).astype(np.int64)

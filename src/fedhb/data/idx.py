@@ -1,7 +1,7 @@
 """MNIST, Fashion-MNIST and EMNIST from idx files.
 
-An idx file of bytes is: two zero bytes, 0x08 (unsigned byte), the number of axes, then each axis's length as a
-big-endian 32-bit integer, then the values, last axis fastest; often gzipped.
+An idx file of bytes is: two zero bytes, 0x08 (unsigned byte), the number of axes, then each axis's
+length as a big-endian 32-bit integer, then the values, last axis fastest; often gzipped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedhb.data.dataset import Dataset, Examples
 from fedhb.errors import InputError
 
 MAX_BYTES = 1 << 30
-"""The largest file that is believed: twice the largest read here (EMNIST by merge, 547 MB unpacked)."""
+"""The largest file that is read: twice the largest official one (EMNIST by merge, 547 MB)."""
 
 NUM_CLASSES = {"mnist": 10, "fashion-mnist": 10, "emnist": 47}
 SIDE = 28
 BY_MERGE = 697_932, 116_323
 """The training and test examples of the official EMNIST by merge."""
 
-# The first training labels tell the two data sets apart that share their file names.
+# MNIST and Fashion-MNIST have the same file names; their first training labels tell them apart.
 _FIRST_LABELS = {
     "mnist": bytes((5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 3, 5, 3, 6, 1, 7)),
     "fashion-mnist": bytes((9, 0, 0, 3, 0, 2, 7, 2, 5, 5, 0, 9, 5, 5, 7, 9)),
@@ -40,8 +40,9 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
     """Read a data set of the MNIST family.
 
     Args:
-        name: "mnist", "fashion-mnist" or "emnist" (47 classes: letters alike in upper and lower case merged).
-        root: the folder to look in (default: the search path of `fedhb.data.files`).
+        name: "mnist", "fashion-mnist" or "emnist" (47 classes: where the upper and the lower case
+            of a letter look alike, they are one class).
+        root: the folder to look in (default: the search path of `fedhb.data.locate`).
 
     Returns:
         x uint8 [n, 1, 28, 28], y int64 [n].
@@ -53,29 +54,31 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
     for other, first in _FIRST_LABELS.items():
         if other != name and train.y[: len(first)].tolist() == list(first):
             raise InputError(
-                f"{paths[1].parent} holds {other}, not {name}: keep each in a folder of its own, such as ROOT/{name}"
+                f"{paths[1].parent} holds {other}, not {name}: keep each in a folder of its own, "
+                f"such as ROOT/{name}"
             )
     title = "EMNIST (re-split)" if name == "emnist" and (len(train), len(test)) != BY_MERGE else ""
     return Dataset(name, train, test, NUM_CLASSES[name], hashes, title)
 
 
 def _examples(name: str, image_path: Path, label_path: Path, hashes: dict[str, str]) -> Examples:
-    """The images and labels of one split; their hashes are added to `hashes`."""
+    """Read the images and labels of one split, and add the hashes of their files to `hashes`."""
     images, hashes[image_path.name] = read(image_path, 3)
     labels, hashes[label_path.name] = read(label_path, 1)
     if images.shape[1:] != (SIDE, SIDE):
         raise InputError(
-            f"{image_path}: images of {images.shape[1]} x {images.shape[2]} pixels, but {name} has {SIDE} x {SIDE}: "
-            "replace it by the official file"
+            f"{image_path}: images of {images.shape[1]} x {images.shape[2]} pixels, but {name} has "
+            f"{SIDE} x {SIDE}: replace it by the official file"
         )
     if len(images) != len(labels):
         raise InputError(
-            f"{image_path} has {len(images)} images but {label_path} has {len(labels)} labels: take both files from one copy"
+            f"{image_path} has {len(images)} images but {label_path} has {len(labels)} labels: "
+            "take both files from one copy"
         )
     if labels.max() >= NUM_CLASSES[name]:
         raise InputError(
-            f"{label_path}: label {labels.max()} (row {labels.argmax()}) is out of range 0..{NUM_CLASSES[name] - 1} "
-            f"for {name}: replace it by the official file"
+            f"{label_path}: label {labels.max()} (row {labels.argmax()}) is out of range "
+            f"0..{NUM_CLASSES[name] - 1} for {name}: replace it by the official file"
         )
     if name == "emnist":
         images = np.ascontiguousarray(images.transpose(0, 2, 1))  # stored column by column
@@ -96,9 +99,8 @@ def read(path: Path, num_axes: int) -> tuple[np.ndarray, str]:
         with path.open("rb") as raw:
             digest = hashlib.file_digest(raw, "sha256").hexdigest()
             raw.seek(0)
-            packed = (
-                raw.read(2) == b"\x1f\x8b"
-            )  # by content: some browsers unpack a download and keep its name
+            # The content decides: some browsers unpack a download and keep its name.
+            packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             if not packed:
                 return _parse(cast(IO[bytes], raw), path, num_axes), digest
@@ -141,5 +143,6 @@ def _parse(stream: IO[bytes], path: Path, num_axes: int) -> np.ndarray:
 
 def _broken(path: Path, why: str) -> InputError:
     return InputError(
-        f"{path}: not a sound idx file: {why}. Delete it and get it again, for example with `fedhb data get`"
+        f"{path}: not a sound idx file: {why}. Delete it and get it again, for example with "
+        "`fedhb data get`"
     )

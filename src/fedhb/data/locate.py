@@ -1,9 +1,9 @@
 """Where the files of a data set lie on this computer, and how missing ones are downloaded.
 
-A data set lies in its official file layout in `ROOT/NAME/` or in `ROOT/` itself, where ROOT is a folder of
-`$FEDHB_DATA` (a list of folders, like PATH) or else the user's cache folder. Local files are checked by their structure
-when they are read, so that a recompressed copy is as good as the original; only downloads are checked against known
-hashes.
+A data set lies in its official file layout in `ROOT/NAME/` or in `ROOT/` itself, where ROOT is a
+folder of `$FEDHB_DATA` (a list of folders, like PATH) or else the user's cache folder. Local files
+are checked by their structure when they are read, so that a recompressed copy is as good as the
+original. Only downloads are checked against known hashes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 VARIABLE = "FEDHB_DATA"
 TIMEOUT = 30
-"""Seconds without a byte after which a server is given up."""
-CHUNK = 1 << 16
+"""A download fails after so many seconds without a byte."""
+BYTES_PER_READ = 1 << 16
 SUMS = "SHA256SUMS"
 """The file of hashes that lies beside a data set that was made here."""
 
-# What a connection, a disk, a wrong hash (ValueError) or an archive can raise.
+# The exceptions of a connection, a disk, a wrong hash (ValueError) or an archive.
 _FAILURES = (
     OSError,
     ValueError,
@@ -56,10 +56,10 @@ class Located:
     """The outcome of a search.
 
     Attributes:
-        folder: where all files were found, or None.
-        paths: the files, in the order of `Source.files`; empty if not all were found.
-        missing: what the most complete folder lacks.
-        searched: every folder that was looked into.
+        folder: the folder that holds all files, or None.
+        paths: the files, in the order of `Source.files`; empty if some are missing.
+        missing: the files that the most complete folder lacks.
+        searched: all folders that were looked into.
     """
 
     folder: Path | None
@@ -69,14 +69,14 @@ class Located:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder on this platform; downloads go there."""
+    """Return the user's cache folder on this platform; downloads go there."""
     import pooch
 
     return Path(pooch.os_cache("fedhb")).expanduser()
 
 
 def roots() -> list[Path]:
-    """The folders in which data sets are looked for, in order."""
+    """Return the folders in which data sets are looked for, in order."""
     named = [
         Path(part).expanduser()
         for part in os.environ.get(VARIABLE, "").split(os.pathsep)
@@ -106,10 +106,11 @@ def locate(name: str, root: str | os.PathLike[str] | None = None) -> Located:
 
 
 def find(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """The files of a data set, in the order of `Source.files`.
+    """Return the files of a data set, in the order of `Source.files`.
 
     Raises:
-        InputError: if a file is missing; the message says which, where they were looked for, and how to get them.
+        InputError: if a file is missing; the message names it, the folders that were searched, and
+            how to get the files.
     """
     located = locate(name, root)
     if located.folder is None:
@@ -118,46 +119,52 @@ def find(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, .
             for folder in located.searched
         )
         raise InputError(
-            f"data set {name}: missing {listed(located.missing)}; searched in\n{where}\n{remedy(name, root)}"
+            f"data set {name}: missing {listed(located.missing)}; searched in\n{where}\n"
+            f"{remedy(name, root)}"
         )
     return located.paths
 
 
 def remedy(name: str, root: str | os.PathLike[str] | None = None) -> str:
-    """What a user can do to get the files of a data set."""
+    """Say how a user can get the files of a data set."""
     source = SOURCES[name]
     folder = (cache_folder() if root is None else Path(root).expanduser()) / source.folder
     packed = " (as they are or unpacked)" if source.gzipped else ""
     made = f"run `fedhb data make {name}`, or " if source.made else "run "
     return (
-        f"{made}`fedhb data get {name}`, or put {listed(source.official_names)}{packed} in {folder}, "
-        f"or name their folder in {VARIABLE}"
+        f"{made}`fedhb data get {name}`, or put {listed(source.official_names)}{packed} in "
+        f"{folder}, or name their folder in {VARIABLE}"
     )
 
 
 def listed(names: Sequence[str]) -> str:
-    """File names for a message: all, or the first of many."""
+    """Write file names for a message: up to five names, or the first three of more."""
     return ", ".join(names if len(names) <= 5 else [*names[:3], f"... ({len(names)} files)"])
 
 
 def place_for(name: str) -> Path:
-    """Where a data set that is made goes: below the first folder of `$FEDHB_DATA` that can be written to, else the cache."""
+    """Return the folder for a data set that is made here.
+
+    It lies below the first folder of `roots` that can be written to.
+    """
     for root in roots():
-        above = next(path for path in (root, *root.absolute().parents) if path.exists())
-        if os.access(above, os.W_OK | os.X_OK) and above.is_dir():
+        existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+        if os.access(existing, os.W_OK | os.X_OK) and existing.is_dir():
             return root / SOURCES[name].folder
     raise InputError(
-        f"no folder of {VARIABLE} can be written to, nor {cache_folder()}: name one that can in {VARIABLE}"
+        f"no folder of {VARIABLE} can be written to, nor can {cache_folder()}: name a folder in "
+        f"{VARIABLE} that can be written to"
     )
 
 
 def _candidates(source: Source, search: list[Path]) -> Iterator[Path]:
-    # MNIST and Fashion-MNIST have the same file names, so a root that is itself another data set's folder is left out.
+    # MNIST and Fashion-MNIST have the same file names, so a root that is the folder of another data
+    # set is left out.
     names = (source.folder, *source.aliases)
     others = {other.folder for other in SOURCES.values()} - set(names)
     for root in search:
         if not root.is_dir():
-            yield root  # said once, not for every folder below it
+            yield root  # for the message: once, not for every folder below it
             continue
         for name in names:
             for subfolder in source.subfolders:
@@ -168,7 +175,7 @@ def _candidates(source: Source, search: list[Path]) -> Iterator[Path]:
 
 
 def _look(source: Source, folder: Path) -> tuple[list[Path], list[str]]:
-    """(files that are there, official names of those that are not)."""
+    """Return (the files that are in the folder, the official names of those that are not)."""
     paths, missing = [], []
     for name, official in zip(source.files, source.official_names, strict=True):
         present = [path for path in (folder / official, folder / name) if path.is_file()]
@@ -182,7 +189,8 @@ def _look(source: Source, folder: Path) -> tuple[list[Path], list[str]]:
 def download(name: str, root: str | os.PathLike[str] | None = None) -> Path:
     """Download a data set, show the progress, and check every file against its published hash.
 
-    A file appears under its name only once it is complete and checked; a failure leaves no partial file behind.
+    A file gets its name only when it is complete and checked. A failure leaves no partial file
+    behind.
 
     Args:
         name: a key of `SOURCES`.
@@ -201,11 +209,10 @@ def download(name: str, root: str | os.PathLike[str] | None = None) -> Path:
             for item in source.downloads:
                 url = item.url
                 if item.members:
-                    # The archive lives in a folder that goes away whatever happens.
-                    with tempfile.TemporaryDirectory(dir=folder, prefix="part-") as part:
-                        _unpack(
-                            _fetch(item, Path(part), progress), item.members, Path(part), folder
-                        )
+                    # The temporary folder is removed also after a failure.
+                    with tempfile.TemporaryDirectory(dir=folder, prefix="part-") as temporary:
+                        part = Path(temporary)
+                        _unpack(_fetch(item, part, progress), item.members, part, folder)
                 else:
                     _fetch(item, folder, progress)
     except _FAILURES as error:
@@ -213,14 +220,18 @@ def download(name: str, root: str | os.PathLike[str] | None = None) -> Path:
             with suppress(OSError):  # not empty: it holds files that did arrive
                 path.rmdir()
         raise InputError(
-            f"data set {name}: download from {url} to {folder} failed: {error}. Try again, or get the files another "
-            f"way and put {listed(source.official_names)} in {folder}, or name their folder in {VARIABLE}"
+            f"data set {name}: download from {url} to {folder} failed: {error}. Try again, or get "
+            f"the files another way and put {listed(source.official_names)} in {folder}, or name "
+            f"their folder in {VARIABLE}"
         ) from error
     return folder
 
 
 def _fetch(item: Download, folder: Path, progress: Progress) -> Path:
-    """Download one file into a folder; pooch moves it there only when its hash is right, and skips what is there."""
+    """Download one file into a folder.
+
+    Pooch moves the file there only when its hash is right, and downloads no file that is there.
+    """
     import pooch
 
     logger = pooch.get_logger()
@@ -236,10 +247,10 @@ def _fetch(item: Download, folder: Path, progress: Progress) -> Path:
 
 
 def _transfer(item: Download, progress: Progress) -> Callable[[str, str, object], None]:
-    """What pooch calls to get a file.
+    """Return the function with which pooch gets a file.
 
-    Its own would unpack a .gz that a server declares as encoded, so that the hash is wrong, and leave the connection of
-    a failed request open.
+    Pooch's default would unpack a .gz that a server declares as encoded, so that its hash is wrong,
+    and would leave the connection of a failed request open.
     """
     task = progress.add_task(item.file_name, total=None)
 
@@ -251,7 +262,7 @@ def _transfer(item: Download, progress: Progress) -> Callable[[str, str, object]
                 Path(output_file).open("wb") as file,
             ):
                 progress.update(task, total=response.length)
-                while chunk := response.read(CHUNK):
+                while chunk := response.read(BYTES_PER_READ):
                     file.write(chunk)
                     progress.advance(task, len(chunk))
         except urllib.error.HTTPError as error:
@@ -262,7 +273,10 @@ def _transfer(item: Download, progress: Progress) -> Callable[[str, str, object]
 
 
 def _unpack(archive: Path, members: Mapping[str, str], part: Path, folder: Path) -> None:
-    """Copy the wanted members out of an archive. Their names decide nothing about where they go, so none can escape."""
+    """Copy the members that are used out of an archive.
+
+    The names in the archive do not decide where a file goes, so none can be written elsewhere.
+    """
     staged = {}
     with _opened(archive) as open_member:
         for number, (member, target) in enumerate(members.items()):
@@ -271,14 +285,13 @@ def _unpack(archive: Path, members: Mapping[str, str], part: Path, folder: Path)
                 shutil.copyfileobj(content, file)
     for target, path in staged.items():
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
-        path.replace(
-            folder / target
-        )  # within one folder a rename: a reader sees the whole file or none
+        # On one disk this is a rename: a reader sees the whole file or none.
+        path.replace(folder / target)
 
 
 @contextmanager
 def _opened(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
-    """A function that opens a member of a zip or tar archive by its name."""
+    """Yield a function that opens a member of a zip or tar archive by its name."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as packed:
             yield packed.open
@@ -287,9 +300,8 @@ def _opened(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
 
         def open_member(name: str) -> IO[bytes]:
             entry = unpacked.getmember(name)
-            content = (
-                unpacked.extractfile(entry) if entry.isfile() else None
-            )  # a link could point anywhere
+            # A link could point to any file of the computer, so only regular files are read.
+            content = unpacked.extractfile(entry) if entry.isfile() else None
             if content is None:
                 raise ValueError(f"{name} in {archive.name} is not a regular file")
             return content

@@ -1,4 +1,4 @@
-"""The data sets that lie in files: what their files are called, where they may lie, and where to get them."""
+"""The data sets that lie in files: the names of their files, their folders, and their downloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Download:
     Attributes:
         url: its address.
         md5: the published hash.
-        members: for an archive, the wanted members and where each goes below the data set's folder; no other is used.
+        members: for an archive, the members that are used, and where each goes below the data
+            set's folder.
     """
 
     url: str
@@ -34,11 +35,12 @@ class Source:
 
     Attributes:
         folder: the data set's folder below a root.
-        files: the names of its files as they are when unpacked.
+        files: the names of its files when they are unpacked.
         gzipped: whether each file may also end in `.gz`.
-        subfolders: where the files may lie below ROOT/NAME or ROOT, best first ("" is the folder itself).
-        aliases: other folder names under which the same files may lie.
-        downloads: where to get the files.
+        subfolders: the folders below ROOT/NAME or ROOT in which the files may lie, best first
+            ("" is ROOT/NAME or ROOT itself).
+        aliases: other names of the data set's folder.
+        downloads: the files on servers.
         made: whether `fedhb data make` can make them.
     """
 

@@ -21,23 +21,28 @@ MAX_CLASSES = 100_000
 _SPLIT_SEED = 20
 
 MAX_BYTES = 1 << 34
-"""The most that the arrays of a file may take up in memory, unpacked: 16 GiB. A small file can declare any size."""
+"""The largest size of a file's arrays, unpacked: 16 GiB. A small file can declare any size."""
 
 
 def read_npz(path: str | os.PathLike[str], test_share: float = TEST_SHARE) -> Dataset:
     """Read a data set from a .npz file.
 
-    The file holds `x` [n, ...]; `y`, integer class labels [n] (0, 1, ...) or real targets [n] or [n, q]; optionally
-    `client` [n], integers or strings that say who holds each row; and optionally `split` [n], 0 for training and 1 for
-    test rows. Without `split` a share of the rows become test rows, always the same ones: of each client if there are
-    clients, else of each class, and at least one of each that has two.
+    The file holds `x` [n, ...]; `y`, integer class labels [n] (0, 1, ...) or real targets [n] or
+    [n, q]; optionally `client` [n], integers or strings that say who holds each row; and optionally
+    `split` [n], 0 for training rows and 1 for test rows.
+
+    Without `split` a share of the rows become test rows, always the same ones: a share of each
+    client's rows if the file names clients, else of each class, and at least one row of each client
+    or class that has two.
 
     Args:
         path: the file.
-        test_share: of the rows that become test rows where the file does not say; 0 for none.
+        test_share: the share of the rows that become test rows if the file has no `split`; 0 for
+            none.
 
     Returns:
-        x as stored if uint8, else float32; y int64 or float32; the name is the file's without its suffix.
+        The data set: x as stored if it is uint8, else float32; y int64 or float32; its name is the
+        file's name without the suffix.
     """
     path = Path(path)
     arrays, digest = _arrays(path)
@@ -51,9 +56,8 @@ def read_npz(path: str | os.PathLike[str], test_share: float = TEST_SHARE) -> Da
     elif client is not None:
         test = held_out(client, test_share, _SPLIT_SEED)
     else:
-        test = held_out(
-            y if y.dtype.kind == "i" else np.zeros(len(y), dtype=np.int64), test_share, _SPLIT_SEED
-        )
+        classes = y if y.dtype.kind == "i" else np.zeros(len(y), dtype=np.int64)
+        test = held_out(classes, test_share, _SPLIT_SEED)
     train_part, test_part = (
         Examples(x[rows], y[rows], None if client is None else client[rows])
         for rows in (~test, test)
@@ -64,11 +68,13 @@ def read_npz(path: str | os.PathLike[str], test_share: float = TEST_SHARE) -> Da
 
 
 def held_out(group: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Choose a share of every group at random, at least one of a group that has two and never all of it.
+    """Choose a share of every group at random.
+
+    At least one row of a group that has two is chosen, and never the whole group.
 
     Args:
         group: the group of each row [n], integers or strings.
-        share: between 0 and 1.
+        share: the share of each group, between 0 and 1.
         seed: equal seeds choose equal rows.
 
     Returns:
@@ -84,7 +90,10 @@ def held_out(group: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def _arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
-    """The file's arrays by key, and its sha256. Nothing in it is ever unpickled, and nothing allocated before it is measured."""
+    """Read the file's arrays by key, and its sha256.
+
+    Nothing in the file is ever unpickled, and sizes are checked before memory is allocated.
+    """
     if not path.is_file():
         raise InputError(f"{path}: no such file: give the path of a .npz file with x and y")
     try:
@@ -101,17 +110,20 @@ def _arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
                 unknown = sorted(set(names) - set(KEYS))
                 if unknown:
                     raise InputError(
-                        f"{path}: unknown key {unknown[0]!r}: a data file may hold {', '.join(KEYS)}"
+                        f"{path}: unknown key {unknown[0]!r}: a data file may hold "
+                        f"{', '.join(KEYS)}"
                     )
                 missing = [key for key in ("x", "y") if key not in names]
                 if missing:
                     raise InputError(
-                        f"{path}: key {missing[0]!r} is missing: write it with numpy.savez(path, x=x, y=y)"
+                        f"{path}: key {missing[0]!r} is missing: write it with "
+                        "numpy.savez(path, x=x, y=y)"
                     )
                 total = sum(entry.file_size for entry in archive.infolist())
                 if len(set(names)) < len(names) or total > MAX_BYTES:
                     raise InputError(
-                        f"{path}: {len(names)} arrays of {total} bytes: give each once, {MAX_BYTES} bytes in all"
+                        f"{path}: {len(names)} arrays of {total} bytes: give each array once, and "
+                        f"at most {MAX_BYTES} bytes in all"
                     )
                 return {
                     key: _member(path, archive, key, name)
@@ -119,9 +131,8 @@ def _arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
                 }, digest
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # zipfile raises whatever a damaged, encrypted or exotic file leads it to
+    # zipfile raises exceptions of many kinds for damaged, encrypted and unusual files.
+    except Exception as error:
         raise InputError(
             f"{path}: cannot be read as a .npz file ({error}): write it again with numpy.savez"
         ) from error
@@ -131,41 +142,46 @@ def _member(path: Path, archive: zipfile.ZipFile, key: str, name: str) -> np.nda
     try:
         with archive.open(name) as stream:
             return read_array(stream, archive.getinfo(name).file_size)
-    except Exception as error:  # the same for numpy
+    except Exception as error:  # numpy too raises exceptions of many kinds
         raise InputError(
-            f"{path}: {key!r} cannot be read ({error}): store plain numbers (for client also strings), not objects"
+            f"{path}: {key!r} cannot be read ({error}): store plain numbers (for client also "
+            "strings), not objects"
         ) from error
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """An array from a .npy file of unknown origin."""
+    """Read an array from a .npy file of unknown origin."""
     try:
         with path.open("rb") as file:
             return read_array(file, path.stat().st_size)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # as above
+    except Exception as error:  # see _member
         raise InputError(
             f"{path} is not a .npy file of numbers ({error}): write one array with numpy.save"
         ) from None
 
 
 def read_array(stream: IO[bytes], size: int) -> np.ndarray:
-    """An array in numpy's format from a stream of this many bytes, which must be just as long as its header says."""
+    """Read an array in numpy's format from a stream of `size` bytes, and check its header first.
+
+    The header must declare exactly as many bytes as follow it, and at most `MAX_BYTES`.
+    """
     version = np.lib.format.read_magic(stream)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
-    if version not in readers:  # 3.0 has names for columns, which are no plain numbers
+    if version not in readers:  # 3.0 is for arrays with named columns, which hold no plain numbers
         raise ValueError(f"it has version {version} of numpy's format")
     shape, _, dtype = readers[version](stream)
     if dtype.hasobject:
         raise ValueError("it holds objects")
-    declared = math.prod(shape) * dtype.itemsize
-    if declared != size - stream.tell() or declared > MAX_BYTES or min(shape, default=1) < 0:
+    declared, following = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    if declared != following or declared > MAX_BYTES or min(shape, default=1) < 0:
         raise ValueError(
-            f"it declares {declared} bytes of shape {shape}, but has {size - stream.tell()}, at most {MAX_BYTES}"
+            f"it declares {declared} bytes of shape {shape}, but has {following}; at most "
+            f"{MAX_BYTES} are read"
         )
     stream.seek(0)
     array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
@@ -198,13 +214,14 @@ def _targets(path: Path, y: np.ndarray, length: int) -> np.ndarray:
         return _single(path, "y", y)
     if y.ndim != 1:
         raise InputError(
-            f"{path}: integer y has shape {y.shape}: give one label per row, [n]; make real targets floating point"
+            f"{path}: integer y has shape {y.shape}: give one label per row, [n]; store real "
+            "targets as floating point"
         )
     for value, row in ((y.min(), y.argmin()), (y.max(), y.argmax())):
         if not 0 <= int(value) < MAX_CLASSES:
             raise InputError(
-                f"{path}: label {value} (row {row}) is out of range 0..{MAX_CLASSES - 1}: number the classes from 0 "
-                "without gaps, or store real targets as floating point"
+                f"{path}: label {value} (row {row}) is out of range 0..{MAX_CLASSES - 1}: number "
+                "the classes from 0 without gaps, or store real targets as floating point"
             )
     return y.astype(np.int64)
 
@@ -213,7 +230,8 @@ def _clients(path: Path, client: np.ndarray, length: int) -> np.ndarray:
     _check_length(path, "client", client, length)
     if client.ndim != 1 or client.dtype.kind not in "iuUS":
         raise InputError(
-            f"{path}: client has type {client.dtype} and shape {client.shape}: give integers or strings, [n]"
+            f"{path}: client has type {client.dtype} and shape {client.shape}: give integers or "
+            "strings, [n]"
         )
     if client.dtype.kind == "S":
         try:
@@ -226,16 +244,18 @@ def _clients(path: Path, client: np.ndarray, length: int) -> np.ndarray:
 
 
 def _split(path: Path, split: np.ndarray, length: int) -> np.ndarray:
-    """Whether each row is a test row, bool [n]."""
+    """Return whether each row is a test row, bool [n]."""
     _check_length(path, "split", split, length)
     if split.ndim != 1 or split.dtype.kind not in "iub":
         raise InputError(
-            f"{path}: split has type {split.dtype} and shape {split.shape}: give integers 0 and 1, [n]"
+            f"{path}: split has type {split.dtype} and shape {split.shape}: give integers 0 and 1, "
+            "[n]"
         )
     wrong = (split != 0) & (split != 1)
     if wrong.any():
         raise InputError(
-            f"{path}: split is {split[wrong.argmax()]} in row {wrong.argmax()}: use 0 for training and 1 for test rows"
+            f"{path}: split is {split[wrong.argmax()]} in row {wrong.argmax()}: use 0 for training "
+            "rows and 1 for test rows"
         )
     if (split == 1).all():
         raise InputError(f"{path}: split is 1 in every row: mark the training rows with 0")
@@ -243,13 +263,13 @@ def _split(path: Path, split: np.ndarray, length: int) -> np.ndarray:
 
 
 def _check_length(path: Path, key: str, array: np.ndarray, length: int) -> None:
-    found = array.shape[0] if array.ndim else 0
-    if found != length:
-        raise InputError(f"{path}: {key} has {found} rows but x has {length}: give one per example")
+    rows = array.shape[0] if array.ndim else 0
+    if rows != length:
+        raise InputError(f"{path}: {key} has {rows} rows but x has {length}: give one per example")
 
 
 def _single(path: Path, key: str, array: np.ndarray) -> np.ndarray:
-    """The array as float32, after a check that every value is finite there."""
+    """Convert the array to float32, and check that every value is finite there."""
     with np.errstate(over="ignore"):
         single = array.astype(np.float32)
     bad = ~np.isfinite(single).reshape(len(single), -1).all(axis=1)
@@ -257,8 +277,8 @@ def _single(path: Path, key: str, array: np.ndarray) -> np.ndarray:
         row = int(bad.argmax())
         value = array[row].ravel()[(~np.isfinite(single[row])).ravel().argmax()]
         raise InputError(
-            f"{path}: {key} holds {value} in row {row} ({bad.sum()} such rows): remove or replace values that are not "
-            "finite or too large for single precision"
+            f"{path}: {key} holds {value} in row {row} ({bad.sum()} such rows): remove or replace "
+            "values that are not finite or too large for single precision"
         )
     if key == "x":
         check_digits(array, f"inputs of {path.name}")

@@ -1,4 +1,4 @@
-"""Chooses who trains: this process, or workers on all cores once the first chunk shows that they pay.
+"""Chooses who trains: this process, or workers where the first chunk shows that they pay.
 
 The choice by time never shows in the numbers: the chunks are cut before, by the amount of work and
 the number of cores.
@@ -20,6 +20,7 @@ from fedhb.engine.cohort import Sums, chunk_size, cores, deal, fold
 from fedhb.engine.in_process import InProcess
 from fedhb.engine.loop import Engine, Training
 from fedhb.engine.schedule import cohort_size
+from fedhb.engine.timetable import Timetable
 from fedhb.engine.workers import Workers
 from fedhb.errors import InputError
 from fedhb.seeding import Randomness
@@ -55,8 +56,9 @@ class Automatic(Engine):
     Args:
         problem, algorithm, clients, store: as for every executor.
         training: the rounds, the share of the clients in each, and what they do.
-        done: how many rounds are done already.
+        done: how many exchanges are done already.
         workers: how many processes; 0 to decide.
+        timetable: the phases before and after the rounds; None for none.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Automatic(Engine):
         training: Training,
         done: int = 0,
         workers: int = 0,
+        timetable: Timetable | None = None,
     ):
         count = cohort_size(len(clients), training.fraction)
         examples = count / len(clients) * clients.num_examples * training.plan.epochs
@@ -82,10 +85,12 @@ class Automatic(Engine):
         parts = workers or (cores() if can_fork() and work >= LEAST_WORK else 1)
         self.chunk = len(clients) if algorithm.pools else chunk_size(problem.network, count, parts)
         self.sizes, self.rounds = clients.sizes.tolist(), training.rounds - done
-        self._here = InProcess(problem, algorithm, clients, store, self.chunk)
+        self._here = InProcess(problem, algorithm, clients, store, self.chunk, timetable)
         most = 1 if algorithm.pools else min(-(-count // self.chunk), parts)
         self._workers = (
-            Workers(problem, algorithm, clients, store, most, self.chunk) if most > 1 else None
+            Workers(problem, algorithm, clients, store, most, self.chunk, timetable)
+            if most > 1
+            else None
         )
         self._decided = self._workers is None or workers > 0
 

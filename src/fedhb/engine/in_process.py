@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedhb.algorithms.contract import Algorithm, Arrays, Problem
+from fedhb.algorithms.contract import Algorithm, Arrays, Problem, Steps
 from fedhb.algorithms.toolbox import answer_bytes, received_bytes
 from fedhb.answers.admission import admit
 from fedhb.clients.clients import Clients
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.cohort import Sums, Traffic, chunk_size, deal, fold
+from fedhb.engine.timetable import Timetable
 from fedhb.seeding import Randomness
 from fedhb.training.plan import Plan
 
@@ -31,8 +32,10 @@ class InProcess:
         clients: Clients,
         store: ClientStore,
         chunk: int | None = None,
+        timetable: Timetable | None = None,
     ):
         self.problem, self.algorithm, self.clients, self.store = problem, algorithm, clients, store
+        self.timetable = timetable
         self.chunk = len(clients) if algorithm.pools else chunk or chunk_size(problem.network)
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
@@ -44,21 +47,18 @@ class InProcess:
         """Return the sums of one chunk of clients, and what was sent."""
         clients = self.clients.select(positions)
         ids = clients.ids.tolist()
-        received = self.algorithm.broadcast(server, ids)
+        stage = self.timetable.stage(rng.round) if self.timetable is not None else None
+        steps: Steps = stage.steps if stage is not None else self.algorithm
+        received = steps.broadcast(server, ids)
         memory = self.store.load(self.algorithm, self.problem, clients)
-        found, memory = self.algorithm.local_update(
-            self.problem, received, clients, memory, plan, rng
-        )
-        answering = ids[:1] if self.algorithm.pools else ids
-        admit(found, self.algorithm.answer, answering, rng.round)
+        answers, memory = steps.local_update(self.problem, received, clients, memory, plan, rng)
+        admit(answers, steps.answer, ids[:1] if steps.pools else ids, rng.round)
         self.store.put(ids, memory)
         traffic = Traffic()
-        if self.algorithm.sends:
-            traffic = Traffic(
-                received_bytes(self.algorithm, received, len(ids)),
-                answer_bytes(self.algorithm, found),
-            )
-        return self.algorithm.summarise(self.problem, received, found, rng), traffic
+        if steps.sends:
+            down = received_bytes(steps, received, len(ids))
+            traffic = Traffic(down, answer_bytes(steps, answers))
+        return steps.summarise(self.problem, received, answers, rng), traffic
 
     def close(self) -> None:
         """Release nothing: this executor holds nothing."""

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
-from fedhb.algorithms.contract import Algorithm, Arrays, Problem
+from fedhb.algorithms.contract import Algorithm, Arrays, Phase, Problem
 from fedhb.answers.defence import Defended
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.cohort import Sums, Traffic
 from fedhb.engine.schedule import Draw, learning_rate
+from fedhb.engine.timetable import Stage, Timetable
 from fedhb.errors import DivergedError
 from fedhb.seeding import Randomness
 from fedhb.training.plan import Plan
@@ -46,6 +47,10 @@ class Callback:
         """A round is done. Numbers that are added to the record are kept with it."""
         return
 
+    def on_phase(self, record: dict[str, Any], state: State) -> None:
+        """Hear of an exchange before the first round or after the last."""
+        return
+
     def on_end(self) -> None:
         """Training is over, or was stopped."""
         return
@@ -64,12 +69,12 @@ class Engine(Callback):
 
     @property
     def chosen(self) -> Mapping[str, Any]:
-        """What result.json holds of the engine."""
+        """The engine's entries in result.json."""
         return {}
 
     @property
     def note(self) -> str:
-        """What the progress shows of the engine."""
+        """The engine's words in the progress."""
         return ""
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
@@ -87,7 +92,7 @@ class State:
 
     Attributes:
         server: the server's arrays.
-        done: the rounds that are done.
+        done: the exchanges that are done: rounds, and those of phases.
         store: the clients' memories.
         traffic: bytes that were sent.
         client_rounds: the number of answers so far.
@@ -134,18 +139,23 @@ def run(
     state: State,
     executor: Executor,
     callbacks: Sequence[Callback] = (),
+    timetable: Timetable | None = None,
 ) -> None:
-    """Do rounds `state.done + 1` to `training.rounds`, and change `state` in place.
+    """Do the exchanges from `state.done` + 1 to the last one, and change `state` in place.
 
-    A round counts as a whole or not at all.
+    An exchange counts as a whole or not at all.
     """
-    tell(callbacks, "on_start", state.done, training.rounds)
+    timetable = timetable or Timetable(training.rounds)
+    tell(callbacks, "on_start", timetable.rounds_done(state.done), training.rounds)
     try:
-        while state.done < training.rounds:
-            record = one_round(problem, algorithm, draw, training, state, executor)
+        while state.done < timetable.total:
+            stage = timetable.stage(state.done + 1)
+            now = stage or Stage(Phase("", algorithm), algorithm, draw)
+            record = one_exchange(problem, now, training, state, executor, timetable)
+            event = "on_round" if stage is None else "on_phase"
             with ExitStack() as calls:  # each is called, in order, also where one raises
                 for callback in reversed(callbacks):
-                    calls.callback(tell, [callback], "on_round", record, state)
+                    calls.callback(tell, [callback], event, record, state)
     finally:
         with ExitStack() as calls:
             for callback in reversed(callbacks):
@@ -180,36 +190,57 @@ def one_round(
     state: State,
     executor: Executor,
 ) -> dict[str, Any]:
-    """Do one round, change `state` in place, and return the round's record."""
+    """Do one round of a run without phases; change `state` in place, and return the record."""
+    stage = Stage(Phase("", algorithm), algorithm, draw)
+    timetable = Timetable(training.rounds)
+    return one_exchange(problem, stage, training, state, executor, timetable)
+
+
+def one_exchange(
+    problem: Problem,
+    stage: Stage,
+    training: Training,
+    state: State,
+    executor: Executor,
+    timetable: Timetable,
+) -> dict[str, Any]:
+    """Do a round, or one exchange of a phase; change `state` in place, and return the record."""
     start = time.perf_counter()
-    rng = Randomness(training.seed, state.done + 1)
-    lr = learning_rate(training.schedule, training.plan.lr, state.done, training.rounds)
+    steps, phase, number = stage.steps, stage.phase.name, state.done + 1
+    rng, rounds = Randomness(training.seed, number), training.rounds
+    done = min(timetable.rounds_done(state.done), rounds - 1)  # a phase after the last has its rate
+    lr = learning_rate(training.schedule, training.plan.lr, done, rounds)
     plan = dataclasses.replace(training.plan, lr=lr)
-    positions = draw(rng.round)
+    positions = stage.draw(number)
     summary, traffic = executor.run(state.server, positions, plan, rng)
-    lengths: tuple[float, ...] = state.lengths
+    lengths = () if phase else state.lengths
     sifted: dict[str, Any] = {}
-    if isinstance(algorithm, Defended):
-        summary, length, sifted = algorithm.sift(problem, state.server, summary, rng, lengths)
+    if isinstance(steps, Defended):
+        summary, length, sifted = steps.sift(problem, state.server, summary, rng, lengths)
         lengths = (*lengths, length)[-REMEMBERED:]
-    server = algorithm.aggregate(problem, state.server, summary, rng)
-    check_server(server, rng.round)
+    server = steps.aggregate(problem, state.server, summary, rng)
+    check_server(server, number)
+    about: dict[str, Any] = {"round": timetable.rounds_done(number)}
+    if timetable.stages:
+        about |= {"exchange": number}
+    if phase:
+        about |= {"phase": phase}
     record: dict[str, Any] = {
-        "round": state.done + 1,
+        **about,
         "lr": lr,
         "clients": len(positions),
         **{
             key: summary[key].item() / summary["examples"].item() if key in summary else None
             for key in ("loss", "score")
         },
-        **algorithm.report(problem, state.server, summary),
+        **steps.report(problem, state.server, summary),
         **sifted,
         "down_bytes": traffic.down,
         "up_bytes": traffic.up,
         "seconds": time.perf_counter() - start,
     }
     state.done += 1  # first: an interruption from here on must not count the round without it
-    state.server, state.lengths = server, lengths
+    state.server, state.lengths = server, state.lengths if phase else lengths
     state.store.commit()
     state.client_rounds += len(positions)
     state.traffic = Traffic(state.traffic.down + traffic.down, state.traffic.up + traffic.up)

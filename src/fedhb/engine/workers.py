@@ -1,9 +1,9 @@
-"""The cohort on several worker processes: each trains one chunk of clients after another and gives back its sums.
+"""Trains a cohort on several processes: each trains one chunk after another and returns its sums.
 
-The workers are forked with the problem and the clients' data. The server's arrays go down and sums come back through memory that
-is shared; the memories of clients that have any go through the pipe. A worker that dies, hangs or runs out of memory takes
-nothing along: its chunk is trained again by another one, and from the next round on a new one stands in for it. Workers end with
-the process that forked them, however that ends.
+The workers are forked with the problem and the clients' data. The server's arrays go down and sums
+come back through shared memory; the memories of clients go through the pipe. Nothing is lost with a
+worker that dies, hangs or runs out of memory: another one trains its chunk again, and from the next
+round on a new one replaces it. Workers end with the process that forked them, however that ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.cohort import Sums, chunk_size, deal, fold
 from fedhb.engine.in_process import InProcess
 from fedhb.engine.shared_memory import Label, Shelf
-from fedhb.errors import DivergedError, InputError, WorkersError
+from fedhb.engine.timetable import Timetable
+from fedhb.errors import InputError, Stopped, WorkersError
 from fedhb.processes import NO_MEMORY, Child, can_fork, start
 from fedhb.seeding import Randomness
 from fedhb.training.plan import Plan
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 PATIENCE = 60.0
-"""Seconds without any work done after which a worker counts as hung; a chunk is given more if others took long."""
+"""Seconds without work after which a worker counts as hung, or more where chunks take long."""
 
 SLOWER = 20
 """A chunk that takes this many times as long as the longest before it is not slow but stuck."""
@@ -52,17 +53,17 @@ LOOK = 2.0
 class Worker(Child):
     """A child process, and the shelf that it puts its sums on.
 
-    It began its chunk at `begun`; `work` is the processor time that it had used at `since`.
+    It started its chunk at `started`; `work` is the processor time that it had used at `since`.
     """
 
     sums: Shelf
-    begun: float = 0.0
+    started: float = 0.0
     since: float = 0.0
     work: float = 0.0
 
 
 class Workers:
-    """An executor that deals a cohort's chunks to `count` processes with one thread each, as they come free."""
+    """Deals a cohort's chunks to `count` processes with one thread each, when they are free."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Workers:
         store: ClientStore,
         count: int,
         chunk: int | None = None,
+        timetable: Timetable | None = None,
     ):
         if not can_fork():
             raise InputError(
@@ -84,14 +86,14 @@ class Workers:
             store,
             count,
         )
-        self.chunk = chunk or chunk_size(problem.network)
+        self.chunk, self.timetable = chunk or chunk_size(problem.network), timetable
         self._server: Shelf | None = None
         self._workers: list[Worker] = []
         self._longest = 0.0
         self._again = True
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
-        """The summed statistics of the clients at these positions, and what was sent."""
+        """Return the summed statistics of the clients at these positions, and what was sent."""
         return fold(
             self.train(server, deal(self.clients.sizes.tolist(), positions, self.chunk), plan, rng)
         )
@@ -99,7 +101,7 @@ class Workers:
     def train(
         self, server: Arrays, chunks: Sequence[Sequence[int]], plan: Plan, rng: Randomness
     ) -> Iterator[Sums]:
-        """The sums of the chunks, in their order, each as soon as it and those before it are there."""
+        """Yield the sums of the chunks, in their order, each as soon as it can be."""
         labels = self._show(server)
         self._again = True
         waiting = list(range(len(chunks)))[::-1]
@@ -121,7 +123,7 @@ class Workers:
                         self._bury(worker)
                     else:
                         done[k] = sums
-                        self._longest = max(self._longest, time.monotonic() - worker.begun)
+                        self._longest = max(self._longest, time.monotonic() - worker.started)
                 for worker, _ in busy.values():
                     if self._hangs(worker):
                         log.warning("a worker process does not go on: it is stopped")
@@ -129,7 +131,10 @@ class Workers:
             yield done.pop(next_)
 
     def _show(self, server: Arrays) -> list[Label]:
-        """Put the server's arrays where the workers see them; the workers begin here, and anew where the room is too small."""
+        """Put the server's arrays where the workers see them.
+
+        Workers are started here, and again where the room is too small.
+        """
         if self._server is None or shared_memory.size(server) > self._server.capacity:
             self.close()
             self._server = Shelf(2 * shared_memory.size(server))
@@ -137,22 +142,22 @@ class Workers:
         return self._server.put(server)
 
     def _fill(self, server: Shelf) -> None:
-        """As many workers as there should be."""
+        """Start workers until there are as many as there should be."""
         while len(self._workers) < self.count:
             self._workers.append(self._fork(server))
 
     def _hangs(self, worker: Worker) -> bool:
-        """Whether a busy worker has done nothing for too long, or works on a chunk without end."""
+        """Return whether a busy worker has done nothing for too long, or does not end its chunk."""
         now, work = time.monotonic(), used(worker.process.pid)
         if work != worker.work:
             worker.work, worker.since = work, now
         idle = now - worker.since if work >= 0 else 0.0
-        stuck = self._longest > 0 and now - worker.begun > SLOWER * self._longest + PATIENCE
+        stuck = self._longest > 0 and now - worker.started > SLOWER * self._longest + PATIENCE
         return idle > PATIENCE or stuck
 
     @contextlib.contextmanager
     def _patient(self, worker: Worker) -> Iterator[None]:
-        """A worker that stops in the middle of a message is killed, which ends the wait for the rest."""
+        """Kill a worker that stops in the middle of a message, which ends the wait for the rest."""
         timer = threading.Timer(PATIENCE, worker.process.kill)
         timer.daemon = True
         timer.start()
@@ -163,7 +168,9 @@ class Workers:
 
     def _fork(self, server: Shelf) -> Worker:
         sums = Shelf(4 * server.capacity)  # float64, and some algorithms sum more than they send
-        executor = InProcess(self.problem, self.algorithm, self.clients, ClientStore(), self.chunk)
+        executor = InProcess(
+            self.problem, self.algorithm, self.clients, ClientStore(), self.chunk, self.timetable
+        )
         child = start("fork", _work, executor, server, sums, daemon=True)
         return Worker(child.process, child.pipe, sums=sums)
 
@@ -172,7 +179,7 @@ class Workers:
         return {i: _pack(self.store.memories[i]) for i in ids if i in self.store.memories}
 
     def _send(self, worker: Worker, task: object) -> None:
-        worker.begun = worker.since = time.monotonic()
+        worker.started = worker.since = time.monotonic()
         worker.work = used(worker.process.pid)
         with (
             contextlib.suppress(OSError),
@@ -181,7 +188,7 @@ class Workers:
             worker.pipe.send(task)
 
     def _receive(self, worker: Worker) -> Sums | None:
-        """A chunk's sums, or None where the worker has died."""
+        """Return a chunk's sums, or None where the worker has died."""
         try:
             with self._patient(worker):
                 answer = worker.pipe.recv()
@@ -194,21 +201,19 @@ class Workers:
             self.store.put(
                 [client], {key: value.unsqueeze(0) for key, value in _unpack(memory).items()}
             )
-        found = (
-            _unpack(summary)
-            if labels is None
-            else {k: v.clone() for k, v in worker.sums.get(labels).items()}
-        )
-        return found, traffic
+        if labels is None:
+            return _unpack(summary), traffic
+        return {k: v.clone() for k, v in worker.sums.get(labels).items()}, traffic
 
     def _bury(self, worker: Worker) -> None:
-        """Go on with the others; where none is left, once with new ones."""
+        """Remove a dead worker; where none is left, start new ones once."""
         why = worker.ending()
         worker.pipe.close()
         self._workers.remove(worker)
         if not self._workers and not self._again:
             raise WorkersError(
-                f"all worker processes died, the last with {why}: resume the run, with fewer workers"
+                f"all worker processes died, the last with {why}: resume the run, with fewer "
+                "workers"
             )
         log.warning("a worker process died (%s); the others go on with its clients", why)
         if not self._workers:
@@ -217,7 +222,7 @@ class Workers:
             self._fill(self._server)
 
     def close(self) -> None:
-        """Stop the workers, which hold nothing that is not here."""
+        """Stop the workers."""
         for worker in self._workers:
             worker.pipe.close()
             worker.process.kill()
@@ -228,7 +233,7 @@ class Workers:
 
 
 def _pack(arrays: Arrays) -> dict[str, np.ndarray]:
-    """For a pipe: tensors would go through shared memory, with an open file for each of them."""
+    """Return arrays for a pipe: each tensor would need an open file."""
     return {key: value.cpu().numpy() for key, value in arrays.items()}
 
 
@@ -237,7 +242,7 @@ def _unpack(arrays: dict[str, np.ndarray]) -> Arrays:
 
 
 def used(pid: int | None) -> float:
-    """The processor time that a process has used, in ticks; -1 where the system does not tell."""
+    """Return the processor time that a process has used, in ticks; -1 where it is not known."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return float(int(fields[11]) + int(fields[12]))
@@ -263,7 +268,7 @@ def _work(pipe: Connection, executor: InProcess, server: Shelf, sums: Shelf) -> 
             reply: object = (*answer, traffic, changed)
         except KeyboardInterrupt:
             return
-        except (DivergedError, InputError) as error:
+        except (Stopped, InputError) as error:
             reply = error
         except (
             Exception

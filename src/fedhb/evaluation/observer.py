@@ -1,12 +1,14 @@
-"""What a report tells of a run besides its metrics, gathered while the run is evaluated: small numbers, no example and no weight.
+"""Gathers, during an evaluation, the numbers that a report shows besides metrics.
+
+These are small numbers: no example and no weight is kept.
 
 `evaluation.json` of a run holds
 
     network       tensors by name and size
     clients       names, sizes, and how many training examples of each label every client has
     metrics       every metric of every client, before and after personalisation
-    uncertainty   of both tasks: reliability, rejection, entropy on familiar and on unseen inputs (uncertainty.py)
-    posterior     what q(phi) says: variances by layer, or prototypes, responsibilities and gate (posterior.py)
+    uncertainty   of both tasks: reliability, rejection, entropy on familiar and on unseen inputs
+    posterior     what the algorithm says of its posterior (posterior.py)
     sketches      of the clients' weights after personalisation, less their mean (sketch.py)
 
 Nothing here draws from the randomness of a run, so no number of its result depends on it.
@@ -42,7 +44,7 @@ OTHERS = "classes that the client never held"
 
 
 class Observer:
-    """Told of every prediction and every personal posterior of an evaluation."""
+    """Is told of every prediction and every personal posterior of an evaluation."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class Observer:
         self._metrics: dict[str, dict[int, dict[str, float]]] = {"global": {}, "personalised": {}}
 
     def begin(self, clients: Clients, share: Share) -> None:
-        """These clients are evaluated on this share of theirs."""
+        """Prepare for the evaluation of these clients on this share of their examples."""
         self.clients, self.share = clients, share
         self.labels = count_labels(clients)
         self.sketch = Sketch(
@@ -78,14 +80,14 @@ class Observer:
     def predicted(
         self, task: str, k: int, prediction: Tensor, y: Tensor, metrics: dict[str, float]
     ) -> None:
-        """The prediction for the examples of the client at position k."""
+        """Take in the prediction for the examples of the client at position k."""
         self._metrics[task][k] = metrics
         judged = judge(self.problem.likelihood, prediction, y)
         if judged is not None and len(y):
             self._judged[task].append(judged)
 
     def personalised(self, positions: Sequence[int], personal: Personalised) -> None:
-        """The personal posteriors of the clients at these positions."""
+        """Take in the personal posteriors of the clients at these positions."""
         several = personal.theta.shape[1] > 1
         theta = (
             (personal.weights.unsqueeze(-1) * personal.theta).sum(1)
@@ -105,7 +107,7 @@ class Observer:
                 self._judged["foreign"] += [judged] if judged is not None else []
 
     def _foreign(self, k: int) -> Tensor | None:
-        """Inputs of classes that the client at position k never trained on; None where it has them all."""
+        """Return inputs of classes that the client at position k lacks; None where it has all."""
         if self.labels is None or (self.labels[k] > 0).all():
             return None
         rows = (self.labels[k] == 0)[self.share.y.cpu()].nonzero().flatten().numpy()
@@ -117,7 +119,7 @@ class Observer:
         return self.share.x[torch.from_numpy(np.sort(rows[chosen]))]
 
     def summary(self, rng: Randomness) -> dict[str, Any]:
-        """What evaluation.json holds."""
+        """Return the content of evaluation.json."""
         network, clients = self.problem.network, self.clients
         parts = (("body", network.body_slots), ("head", network.head_slots))
         centred = self._sketches - self._sketches.mean(0)
@@ -143,8 +145,8 @@ class Observer:
                     "labels": None if self.labels is None else self.labels.tolist(),
                 },
                 "metrics": {
-                    task: {name: [found[k][name] for k in range(len(clients))] for name in found[0]}
-                    for task, found in self._metrics.items()
+                    task: {key: [each[k][key] for k in range(len(clients))] for key in each[0]}
+                    for task, each in self._metrics.items()
                 },
                 "uncertainty": self._uncertainty(rng),
                 "posterior": self._posterior.summary(self.share),
@@ -157,27 +159,27 @@ class Observer:
         if not self._judged["global"]:
             return None
         familiar = {task: together(self._judged[task]) for task in ("global", "personalised")}
-        found = {task: describe(judged) for task, judged in familiar.items()}
+        tables = {task: describe(judged) for task, judged in familiar.items()}
         classes = self.problem.federation.num_classes
         most = math.log(classes) if classes else None
-        what, x = self.unseen or shuffled(self.share, self.seed)
+        name, x = self.unseen or shuffled(self.share, self.seed)
         inputs = x[:UNSEEN].to(self.problem.network.device).split(BLOCK)
         prediction = torch.cat(
             [self.algorithm.predict(self.problem, self.server, part, rng) for part in inputs]
         )
         strange = judge(self.problem.likelihood, prediction)
         if strange is not None:
-            found["global"]["entropy"] = entropies(familiar["global"], strange, what, most)
+            tables["global"]["entropy"] = entropies(familiar["global"], strange, name, most)
         if self._judged["foreign"]:
             others = together(self._judged["foreign"])
-            found["personalised"]["entropy"] = entropies(
+            tables["personalised"]["entropy"] = entropies(
                 familiar["personalised"], others, OTHERS, most
             )
-        return found
+        return tables
 
 
 def count_labels(clients: Clients) -> Tensor | None:
-    """How many training examples of each class every client holds [N, classes]; None for regression."""
+    """Return every client's training examples by class [N, classes]; None for regression."""
     if clients.num_classes is None:
         return None
     share, classes = clients.train, clients.num_classes
@@ -188,7 +190,10 @@ def count_labels(clients: Clients) -> Tensor | None:
 
 
 def shuffled(share: Share, seed: int) -> tuple[str, Tensor]:
-    """Inputs that look like none of these: pixels of each in a random order, or for tables features from different examples."""
+    """Return inputs that look like none of these.
+
+    The pixels of each are in a random order; in tables, features come from different examples.
+    """
     rng = np.random.default_rng([seed, 0x5AFF])
     chosen = np.sort(rng.permutation(len(share.rows))[: UNSEEN // 2])
     x = share.x[share.rows[torch.from_numpy(chosen)]].cpu().numpy()
@@ -199,9 +204,9 @@ def shuffled(share: Share, seed: int) -> tuple[str, Tensor]:
 
 
 def rounded(value: Any) -> Any:
-    """The same with numbers of DIGITS significant digits: a third of the bytes. What is no number is None."""
+    """Return a value whose numbers have DIGITS significant digits; NaN and infinity are None."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list) else value
+        return {key: rounded(part) for key, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, list) else value

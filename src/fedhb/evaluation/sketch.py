@@ -1,7 +1,8 @@
-"""Small seeded sketches of the clients' weights: a map of the clients without keeping N vectors of d numbers.
+"""Small seeded sketches of the clients' weights, for a map of the clients.
 
-A count sketch s = S theta adds every weight, with a sign of its own, to one of WIDTH numbers. S is drawn from a seed, E |S v|^2 =
-|v|^2, and distances between clients are kept to about sqrt(2 / WIDTH) of their value. Memory is O(d) whatever N is.
+A count sketch s = S theta adds every weight, with a sign of its own, to one of WIDTH numbers. S is
+drawn from a seed, E |S v|^2 = |v|^2, and distances between clients are kept to about
+sqrt(2 / WIDTH) of their value. Memory is O(d) whatever N is.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Sketch:
         ).to(device)
 
     def __call__(self, theta: Tensor) -> Tensor:
-        """S theta_i for theta [C, d]: [C, WIDTH], in float64."""
-        found = torch.zeros(len(theta), WIDTH, dtype=torch.float64, device=theta.device)
-        for row, one in zip(found, theta, strict=True):
-            row.index_add_(0, self.place, one.double() * self.sign)
-        return found.cpu()
+        """Return S theta_i for theta [C, d]: [C, WIDTH], in float64."""
+        sketches = torch.zeros(len(theta), WIDTH, dtype=torch.float64, device=theta.device)
+        for sketch, weights in zip(sketches, theta, strict=True):
+            sketch.index_add_(0, self.place, weights.double() * self.sign)
+        return sketches.cpu()

@@ -1,7 +1,7 @@
-"""How much predictions know of their own errors: binned numbers of many examples, as plain lists.
+"""How well predictions know their own errors: binned numbers of many examples, as lists.
 
-reliability     accuracy against confidence, or how often intervals hold the target against their level
-rejection       the error of what is left when the least certain share of the predictions is rejected
+reliability     accuracy against confidence, or the share of targets inside intervals
+rejection       the error that is left when the least certain predictions are rejected
 entropy         of predictions on familiar and on unseen inputs, as two histograms on the same bins
 """
 
@@ -30,8 +30,9 @@ class Judged:
     Attributes:
         certainty: the larger, the surer: the confidence, or minus the mean variance.
         entropy: of the predictive distribution, in nats.
-        error: 1 where the class is wrong, or the mean squared error; None where the targets are not known.
-        level: regression: the smallest central interval that holds each target, as a probability [n, q]; else None.
+        error: 1 where the class is wrong, or the mean squared error; None without targets.
+        level: of regression: the probability of the smallest central interval that holds each
+            target [n, q]; else None.
     """
 
     certainty: np.ndarray
@@ -41,7 +42,7 @@ class Judged:
 
 
 def judge(likelihood: Likelihood, prediction: Tensor, y: Tensor | None = None) -> Judged | None:
-    """What there is to say of a prediction [n, ...]; None for a likelihood of the user's own."""
+    """Return certainty and error of predictions [n, ...]; None for a likelihood of the user's."""
     p = prediction.double().cpu()
     if isinstance(likelihood, Categorical):
         confidence, guess = p.max(-1)
@@ -61,7 +62,7 @@ def judge(likelihood: Likelihood, prediction: Tensor, y: Tensor | None = None) -
 
 
 def together(parts: list[Judged]) -> Judged:
-    """The examples of several parts."""
+    """Return the examples of several parts as one."""
 
     def column(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
@@ -71,7 +72,7 @@ def together(parts: list[Judged]) -> Judged:
 
 
 def describe(judged: Judged) -> dict[str, Any]:
-    """Reliability and rejection of predictions whose targets are known."""
+    """Return reliability and rejection of predictions whose targets are known."""
     assert judged.error is not None
     order = np.argsort(-judged.certainty, kind="stable")
     sums, n = np.cumsum(judged.error[order]), len(order)
@@ -85,9 +86,8 @@ def describe(judged: Judged) -> dict[str, Any]:
             "coverage": {"level": LEVELS.tolist(), "held": coverage},
             "rejection": rejection | {"rmse": np.sqrt(error).tolist()},
         }
-    index = (
-        np.clip(np.ceil(judged.certainty * BINS), 1, BINS).astype(int) - 1
-    )  # bins are (low, high]
+    # bins are (low, high]
+    index = np.clip(np.ceil(judged.certainty * BINS), 1, BINS).astype(int) - 1
     count, right, confidence = (
         np.bincount(index, weights, BINS) for weights in (None, 1 - judged.error, judged.certainty)
     )
@@ -102,8 +102,16 @@ def describe(judged: Judged) -> dict[str, Any]:
     }
 
 
-def entropies(familiar: Judged, unseen: Judged, what: str, most: float | None) -> dict[str, Any]:
-    """Both histograms, as shares of their examples, and how well entropy tells the two apart (`auroc`: 0.5 is not at all)."""
+def entropies(familiar: Judged, unseen: Judged, name: str, most: float | None) -> dict[str, Any]:
+    """Return the entropies on familiar and on unseen inputs, as two histograms.
+
+    `auroc` says how well entropy tells the two apart: 0.5 is not at all.
+
+    Args:
+        familiar, unseen: the predictions.
+        name: of the unseen inputs.
+        most: the largest entropy that there can be; None where there is no limit.
+    """
     values = np.concatenate([familiar.entropy, unseen.entropy])
     low, high = (
         (0.0, most) if most is not None else (float(values.min()), float(values.max()) + 1e-9)
@@ -115,7 +123,7 @@ def entropies(familiar: Judged, unseen: Judged, what: str, most: float | None) -
         return (counts / len(entropy)).tolist()
 
     return {
-        "what": what,
+        "what": name,
         "edges": edges.tolist(),
         "familiar": share(familiar.entropy),
         "unseen": share(unseen.entropy),
@@ -126,7 +134,7 @@ def entropies(familiar: Judged, unseen: Judged, what: str, most: float | None) -
 
 
 def auroc(low: np.ndarray, high: np.ndarray) -> float:
-    """The probability that a value of `high` is above one of `low`, ties counted half."""
+    """Return the probability that a value of `high` is above one of `low`, ties counted half."""
     ordered = np.sort(low)
     below = np.searchsorted(ordered, high, "left") + np.searchsorted(ordered, high, "right")
     return float(below.mean() / (2 * len(low)))

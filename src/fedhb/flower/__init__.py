@@ -1,4 +1,4 @@
-"""The same algorithms on Flower.
+"""The algorithms on Flower.
 
 `fedhb.flower.server_app:app` is the ServerApp, `fedhb.flower.client_app:app` the ClientApp. A
 client is a SuperNode; its id is the `partition-id` of its node config. The server asks which nodes

@@ -185,7 +185,7 @@ def _moments(raw: Any) -> Moments:
 
 @dataclass(frozen=True)
 class Census:
-    """The server's knowledge of its clients; every node gets it and makes the same problem of it."""
+    """The server's knowledge of its clients, of which every node makes the same problem."""
 
     clients: tuple[int, ...]
     holdout: tuple[int, ...]
@@ -271,7 +271,7 @@ class Census:
         return Scaling(mean, std)
 
     def specimen(self) -> Clients:
-        """Return a client with two zeros as examples, which stands for all where only shapes matter."""
+        """Return a client with two zeros, which stands for all where only shapes matter."""
         y = (
             torch.zeros(2, dtype=torch.int64)
             if self.num_classes

@@ -95,7 +95,7 @@ class Work:
     def answer(self) -> Arrays:
         """Return the client's answer in this round; keep what it remembers of the round."""
         with one_thread():
-            answer, memory = self.task.algorithm.local_update(
+            answer, memory = self.task.steps(self.rng.round).local_update(
                 self.task.problem,
                 self.received,
                 self.client,

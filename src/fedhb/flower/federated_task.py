@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fedhb import data
 from fedhb.algorithms import Algorithm, Arrays, Federation, Problem
+from fedhb.algorithms.contract import Steps
+from fedhb.engine.timetable import Stage, Timetable
 from fedhb.errors import InputError
 from fedhb.flower.census import Census
 from fedhb.likelihood import Categorical, Likelihood
@@ -143,11 +145,20 @@ class FederatedTask(Task):
         shared = replace(self, problem=replace(self.problem, federation=federation))
         return shared.trained_hash(shared.mechanism())
 
-    def sample_answer(self) -> Arrays:
+    def steps(self, number: int) -> Steps:
+        """Return the steps of a client in this exchange: those of the algorithm, or of a phase."""
+        stages = (
+            Stage(phase, phase.steps, draw=lambda number: []) for phase in self.algorithm.phases
+        )
+        stage = Timetable(self.training.rounds, tuple(stages)).stage(number)
+        return self.algorithm if stage is None else stage.steps
+
+    def sample_answer(self, steps: Steps) -> Arrays:
         """Return an answer of the right keys, shapes and types, of a client with two zeros."""
         rng, clients = Randomness(self.settings.seed), self.clients.to(self.settings.place.device)
         server = self.algorithm.start(self.problem, rng)
-        received = self.algorithm.broadcast(server, clients.ids.tolist())
+        received = steps.broadcast(server, clients.ids.tolist())
         memory = self.algorithm.remember(self.problem, clients)
         plan = replace(self.training.plan, epochs=1)
-        return self.algorithm.local_update(self.problem, received, clients, memory, plan, rng)[0]
+        answers, _ = steps.local_update(self.problem, received, clients, memory, plan, rng)
+        return answers

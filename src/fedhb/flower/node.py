@@ -2,11 +2,12 @@
 
 The owner decides, in the node's config; a run cannot make a node read another file.
 
-    partition-id=2                              the client's id; its partition of the run's named data set
-    partition-id=2 data="/data/mine.npz"        the owner's own file, all of it
-    partition-id=2 data="pkg.mod:factory"       factory(client_id, settings) -> ((x, y), (x_test, y_test) or None)
-    partition-id=2 shared="/data/all.npz"       its partition of a file that several nodes can read
-    holdout=true                                with data: the client never trains and is evaluated as a novel one
+    partition-id=2                           its id; its partition of the run's named data set
+    partition-id=2 data="/data/mine.npz"     the owner's own file, all of it
+    partition-id=2 data="pkg.mod:factory"    factory(client_id, settings) returns
+                                             ((x, y), (x_test, y_test) or None)
+    partition-id=2 shared="/data/all.npz"    its partition of a file that several nodes can read
+    holdout=true                             with data: it never trains and is evaluated as novel
 """
 
 from __future__ import annotations

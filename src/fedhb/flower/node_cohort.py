@@ -27,6 +27,7 @@ from fedhb.answers.admission import (
 from fedhb.answers.defence import Defended, labelled
 from fedhb.engine.cohort import Sums, Traffic
 from fedhb.engine.loop import Engine, State
+from fedhb.engine.timetable import Timetable
 from fedhb.errors import FailedRoundError, reason
 from fedhb.evaluation.evaluate import Metrics
 from fedhb.flower.exchange import Reply, ask
@@ -46,16 +47,23 @@ class Federated(Engine):
     Args:
         task: what server and nodes have alike.
         algorithm: as it is trained, with its filters or its noise.
+        timetable: the phases before and after the rounds, as they are carried out.
         roster: the nodes.
         counted: the round of each client's last answer that counted.
     """
 
     def __init__(
-        self, task: FederatedTask, algorithm: Algorithm, roster: Roster, counted: Mapping[int, int]
+        self,
+        task: FederatedTask,
+        algorithm: Algorithm,
+        timetable: Timetable,
+        roster: Roster,
+        counted: Mapping[int, int],
     ):
         self.task, self.algorithm, self.roster = task, algorithm, roster
+        self.timetable, self.steps = timetable, algorithm
         self.grid, self.rules, self.journal = roster.grid, roster.rules, roster.journal
-        self.sample = task.sample_answer()
+        self.sample = task.sample_answer(task.algorithm)
         self.lengths = Lengths(self.sample, algorithm.answer, self.rules.max_growth)
         self.common = {"census": task.census.to_json(), "task": task.shared_hash()}
         self.private = task.settings.privacy.noise > 0
@@ -77,6 +85,12 @@ class Federated(Engine):
 
     def run(self, server: Arrays, positions: Sequence[int], plan: Plan, rng: Randomness) -> Sums:
         """Return the sums over the clients at these positions that answered, and what was sent."""
+        stage = self.timetable.stage(rng.round)
+        steps = self.algorithm if stage is None else stage.steps
+        if steps is not self.steps:
+            plain = self.task.algorithm if stage is None else stage.phase.steps
+            self.steps, self.sample = steps, self.task.sample_answer(plain)
+            self.lengths = Lengths(self.sample, steps.answer, self.rules.max_growth)
         cohort = [self.task.census.clients[k] for k in positions]
         needed = self.rules.needed(len(cohort))
         for attempt in range(1, self.rules.retries + 2):
@@ -102,32 +116,31 @@ class Federated(Engine):
         self, server: Arrays, cohort: Sequence[int], plan: Plan, rng: Randomness
     ) -> tuple[Arrays | None, Traffic]:
         """Try a round once; return the sums over the answers that came, and what was sent."""
-        total, traffic, algorithm = None, Traffic(), self.algorithm
+        total, traffic, steps = None, Traffic(), self.steps
         self.answered, self.seconds = [], {}
-        common = None if algorithm.each else to_record(algorithm.broadcast(server, cohort[:1]))
+        common = None if steps.each else to_record(steps.broadcast(server, cohort[:1]))
         order = {"plan": dataclasses.asdict(plan), "round": rng.round, "attempt": self.attempts}
 
         def sent(client: int) -> ArrayRecord:
             if common is not None:
                 return common
-            return to_record(algorithm.broadcast(server, [client]))
+            return to_record(steps.broadcast(server, [client]))
 
         for client, reply in self.questions(cohort, sent, order, "train"):
             try:
                 answer = self.admit(client, reply, rng.round)
-                received = algorithm.broadcast(server, [client])
+                received = steps.broadcast(server, [client])
                 part = self.summarise(received, answer, rng)
                 check_finite(part)
-                part = labelled(part, client) if isinstance(algorithm, Defended) else part
+                part = labelled(part, client) if isinstance(steps, Defended) else part
             except Refused as refusal:
                 self._note_refusal("answer refused", refusal, rng, client)
                 continue
             total = add(total, part)
             self.lengths.note(answer)
             self.answered.append(client)
-            if algorithm.sends:
-                down = received_bytes(algorithm, received, 1)
-                up = answer_bytes(algorithm, answer)
+            if steps.sends:
+                down, up = received_bytes(steps, received, 1), answer_bytes(steps, answer)
                 traffic = Traffic(traffic.down + down, traffic.up + up)
         return total, traffic
 
@@ -151,7 +164,7 @@ class Federated(Engine):
         check_alike(answer, self.sample)
         check_finite(answer)
         examples, most = self.roster.facts[client].examples, self.task.census.num_examples
-        check_values(answer, self.algorithm.answer, client, examples, most)
+        check_values(answer, self.steps.answer, client, examples, most)
         # in private runs no client decides which others count; clipping bounds them all
         if not self.private:
             self.lengths.check(answer)
@@ -174,7 +187,7 @@ class Federated(Engine):
         Numbers that no client of this algorithm sends may fail anywhere in it.
         """
         try:
-            return self.algorithm.summarise(self.task.problem, received, answer, rng)
+            return self.steps.summarise(self.task.problem, received, answer, rng)
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
             raise Refused(f"it cannot be summed ({reason(error)})") from None
 
@@ -251,7 +264,11 @@ class Federated(Engine):
         """Add to the record which clients answered, and to the state whose memories count."""
         record["answered"] = sorted(self.answered)
         record["attempts"], record["node_seconds"] = self.attempts, self.seconds
-        self.counted |= dict.fromkeys(self.answered, record["round"])
+        self.counted |= dict.fromkeys(self.answered, state.done)
         # a private run's model is given away, and its cohorts are secret
         if not self.private:
             state.counted = dict(self.counted)
+
+    def on_phase(self, record: dict[str, Any], state: State) -> None:
+        """Do the same for an exchange of a phase."""
+        self.on_round(record, state)

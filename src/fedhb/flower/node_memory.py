@@ -37,7 +37,7 @@ class Memory:
     def at(
         self, counted: int, algorithm: Algorithm, problem: Problem, clients: Clients
     ) -> tuple[Arrays, bool]:
-        """Return the memory of the round that counted (0: the initial one), and whether it was lost."""
+        """Return the memory of the round that counted (0: the initial), and whether it was lost."""
         initial = algorithm.remember(problem, clients)
         if not initial or counted == 0:
             return initial, False

@@ -95,9 +95,15 @@ class FlowerHost:
 
     def engine(self, state: State) -> Federated:
         """Return the executor: it sends messages to the nodes."""
-        rounds = self.task.training.rounds
-        self.roster.journal.stand("training", f"{state.done} of {rounds} rounds are done")
-        self.cohort = Federated(self.task, self.session.algorithm, self.roster, state.counted)
+        rounds, done = self.task.training.rounds, self.session.timetable.rounds_done(state.done)
+        self.roster.journal.stand("training", f"{done} of {rounds} rounds are done")
+        self.cohort = Federated(
+            self.task,
+            self.session.algorithm,
+            self.session.timetable,
+            self.roster,
+            state.counted,
+        )
         return self.cohort
 
     def files(self) -> Mapping[str, bytes]:
@@ -116,7 +122,7 @@ class FlowerHost:
 
 
 def take_census(roster: Roster, folder: RunFolder, resume: bool) -> Census:
-    """Return the census; a resumed run has one already, and goes on with the nodes that are here."""
+    """Return the census; a resumed run has one, and goes on with the nodes that are here."""
     journal = roster.journal
     if resume and (folder.path / CENSUS).exists():
         kept = folder.read_json(CENSUS, required=True)

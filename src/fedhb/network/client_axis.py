@@ -1,7 +1,14 @@
 """Sequences of linear and element-wise layers, evaluated and differentiated for C clients at once.
 
-One batched product serves all clients. The backward pass is written out: autograd would write each gradient to memory of its own,
-and its bookkeeping takes as long for small layers as the layers themselves.
+For client c and layer k, with inputs a_0 = x and outputs a_K:
+
+    linear          a_k = a_{k-1} W_k^T + b_k
+                    dW_k = g_k^T a_{k-1},   db_k = sum over examples of g_k,   g_{k-1} = g_k W_k
+    element-wise    a_k = f(a_{k-1}),       g_{k-1} = f'(a_{k-1}) * g_k
+
+One batched product serves all clients. The backward pass is written out: autograd would write each
+gradient to memory of its own, and its bookkeeping takes as long for small layers as the layers
+themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +37,15 @@ Tape = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with its weight [C, out, in] and bias [C, 1, out], if it is linear, and where their gradients go, if anywhere."""
+    """A layer of C clients.
+
+    Attributes:
+        module: the layer itself.
+        weight: [C, out, in], if it is linear.
+        bias: [C, 1, out], if it has one.
+        weight_place: where the gradient of the weight goes [C, out, in], None for nowhere.
+        bias_place: the same for the bias [C, out].
+    """
 
     module: nn.Module
     weight: Tensor | None = None
@@ -40,35 +55,24 @@ class Layer:
 
 
 class Stack:
-    """The layers of a module, in order, with their names. Tensors that are not given stay those of the module: frozen."""
+    """The layers of a module, in order, with their names."""
 
     def __init__(self, layers: Sequence[tuple[str, nn.Module]]):
         self.layers = layers
         for _, layer in layers:
             if getattr(layer, "inplace", False):
-                setattr(layer, "inplace", False)  # noqa: B010  # the backward pass needs what came in
+                # the backward pass needs what came in
+                setattr(layer, "inplace", False)  # noqa: B010
 
     @classmethod
     def of(cls, module: nn.Module) -> Stack | None:
-        """The stack of a module that is a sequence of linear and element-wise layers only, else None."""
-
-        def flat(name: str, part: nn.Module) -> list[tuple[str, nn.Module]]:
-            if type(part) is nn.Sequential:
-                return [
-                    layer
-                    for n, p in part._modules.items()
-                    if p is not None
-                    for layer in flat(_join(name, n), p)
-                ]
-            return [(name, part)]
-
-        layers = flat("", module)
+        """Return the stack of a sequence of linear and element-wise layers; None for any other."""
+        layers = _flat("", module)
         linear = [part for _, part in layers if isinstance(part, nn.Linear)]
         if not linear or len(set(linear)) < len(linear):
             return None  # a layer that is used twice has one name: leave it to torch
-        if len(list(module.named_parameters(remove_duplicate=False))) > len(
-            list(module.parameters())
-        ):
+        named = list(module.named_parameters(remove_duplicate=False))
+        if len(named) > len(list(module.parameters())):
             return None  # shared weights: torch ties them
         if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
             return None
@@ -83,34 +87,45 @@ class Stack:
     def bind(
         self, tensors: Mapping[str, Tensor], count: int, places: Mapping[str, Tensor]
     ) -> list[Layer]:
-        """The layers with the tensors of `count` clients, [C, ...] each, and where their gradients go."""
+        """Return the layers with the tensors of `count` clients, and where their gradients go.
+
+        Args:
+            tensors: [C, ...] each, by name. Any other tensor is frozen: it is the module's.
+            count: C.
+            places: [C, ...] each, by the names of their tensors.
+        """
         bound = []
         for name, layer in self.layers:
-            if isinstance(layer, nn.Linear):
-                weight, bias = (
-                    None
-                    if own is None
-                    else tensors.get(_join(name, key), own.detach()).expand(count, *own.shape)
-                    for key, own in (("weight", layer.weight), ("bias", layer.bias))
-                )
-                to = tuple(places.get(_join(name, key)) for key in ("weight", "bias"))
-                bound.append(Layer(layer, weight, None if bias is None else bias.unsqueeze(1), *to))
-            else:
+            if not isinstance(layer, nn.Linear):
                 bound.append(Layer(layer))
+                continue
+            values: list[Tensor | None] = []
+            for key, frozen in (("weight", layer.weight), ("bias", layer.bias)):
+                if frozen is None:
+                    values.append(None)
+                else:
+                    value = tensors.get(_join(name, key), frozen.detach())
+                    values.append(value.expand(count, *frozen.shape))
+            weight, bias = values
+            weight_place, bias_place = (places.get(_join(name, key)) for key in ("weight", "bias"))
+            bias = None if bias is None else bias.unsqueeze(1)
+            bound.append(Layer(layer, weight, bias, weight_place, bias_place))
         return bound
 
     @staticmethod
     @torch.no_grad()
     def outputs(layers: Sequence[Layer], x: Tensor, tape: Tape | None = None) -> Tensor:
-        """Outputs [C, B, out] for scaled inputs [C, B, ...]; a tape takes up what `backward` needs."""
+        """Return outputs [C, B, out] for prepared inputs [C, B, ...].
+
+        A tape takes up what `backward` needs.
+        """
         for layer in layers:
             if layer.weight is not None:
                 weight = layer.weight.mT
-                y = (
-                    torch.bmm(x, weight)
-                    if layer.bias is None
-                    else torch.baddbmm(layer.bias, x, weight)
-                )
+                if layer.bias is None:
+                    y = torch.bmm(x, weight)
+                else:
+                    y = torch.baddbmm(layer.bias, x, weight)
             elif isinstance(layer.module, nn.ReLU):
                 y = torch.relu(x)
             elif isinstance(layer.module, nn.Flatten):
@@ -129,9 +144,16 @@ class Stack:
     @staticmethod
     @torch.no_grad()
     def backward(layers: Sequence[Layer], tape: Tape, g: Tensor, keep: float, scale: float) -> None:
-        """place <- keep place + scale gradient wherever a layer has a place, from g = d loss / d outputs [C, B, out].
+        """Do place <- keep place + scale gradient wherever a layer has a place.
 
         The places may be the weights themselves: each is read for the last time before it changes.
+
+        Args:
+            layers: the bound layers.
+            tape: what `outputs` wrote down.
+            g: d loss / d outputs [C, B, out].
+            keep: by what the places are multiplied.
+            scale: by what the gradients are multiplied.
         """
         first = next(
             k
@@ -145,14 +167,8 @@ class Stack:
                 if k > first:
                     g = torch.bmm(above, layer.weight)
                 if layer.weight_place is not None:
-                    torch.baddbmm(
-                        layer.weight_place,
-                        above.mT,
-                        x,
-                        beta=keep,
-                        alpha=scale,
-                        out=layer.weight_place,
-                    )
+                    place = layer.weight_place
+                    torch.baddbmm(place, above.mT, x, beta=keep, alpha=scale, out=place)
                 if layer.bias_place is not None:
                     accumulate(layer.bias_place, above.sum(1), keep, scale)
             elif isinstance(layer.module, nn.ReLU):
@@ -162,13 +178,24 @@ class Stack:
 
 
 def accumulate(place: Tensor, grad: Tensor, keep: float, scale: float) -> None:
-    """place <- keep place + scale grad; with keep = 0, whatever was there (NaN too) is gone."""
+    """Do place <- keep place + scale grad; keep = 0 overwrites whatever was there, NaN too."""
     if keep == 0.0:
         torch.mul(grad, scale, out=place)
     else:
         (place if keep == 1.0 else place.mul_(keep)).add_(grad, alpha=scale)
 
 
+def _flat(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers of nested sequences, in order, with their names."""
+    if type(module) is not nn.Sequential:
+        return [(name, module)]
+    layers = []
+    for key, part in module._modules.items():
+        if part is not None:
+            layers += _flat(_join(name, key), part)
+    return layers
+
+
 def _join(name: str, key: str) -> str:
-    """The name of a layer's tensor; a module that is one linear layer has no name."""
+    """Return the name of a layer's tensor; a module that is one linear layer has no name."""
     return f"{name}.{key}" if name else key

@@ -1,7 +1,8 @@
-"""Figures as plain data: what `fedhb report` draws in a page and `fedhb paper` draws with matplotlib.
+"""Figures as plain data: `fedhb report` draws them in a page, `fedhb paper` with matplotlib.
 
-A figure says what is shown; who draws it decides how. A method has the same colour in every figure: Okabe and Ito's hues, which
-the colour-blind tell apart, each dark and light enough to have three times the contrast of a white and of a black ground.
+A method has the same colour in every figure. The colours are based on those of Okabe and Ito, which
+colour-blind readers can distinguish; each has a contrast of at least 3 to 1 to a white background
+and to a black one.
 """
 
 from __future__ import annotations
@@ -21,16 +22,29 @@ MARKS = ("circle", "rect", "triangle", "diamond")
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn everywhere."""
+    """The colour, dashes and marks of a method in all figures."""
 
     colour: str
     dash: str = "solid"
     mark: str = "circle"
 
 
+GREY = Style("#8a8f98")
+"""The style of values that are shown for comparison."""
+
+
 @dataclass(frozen=True)
 class Series:
-    """One line or one group of bars: a value (None: none) for every x, and how far values spread around it."""
+    """One line, or one group of bars.
+
+    Attributes:
+        name: the name in the legend.
+        x: the places on the horizontal axis.
+        y: the value at each place, or None.
+        spread: the standard deviation of each value, or None.
+        style: how it is drawn.
+        faint: whether it is drawn thin, behind the others.
+    """
 
     name: str
     x: Sequence[Any]
@@ -46,13 +60,13 @@ class Figure:
 
     Attributes:
         name: a file name.
-        title: what it shows.
-        x_label, y_label: the axes, with units.
-        series: what is drawn.
+        title: the title.
+        x_label, y_label: the names of the axes, with units.
+        series: the lines or bars.
         kind: "lines" or "bars" (x are then the groups' names).
         log_x, log_y: whether an axis is logarithmic.
         percent: whether y is a share, shown in per cent.
-        description: the same in words, for whoever does not see it.
+        description: a description in words, for readers who cannot see the figure.
     """
 
     name: str
@@ -68,40 +82,49 @@ class Figure:
 
 
 def styles(names: Sequence[str], algorithms: Sequence[str] | None = None) -> dict[str, Style]:
-    """A style for each name: that of its algorithm, and for several names of one algorithm different dashes.
+    """Choose a style for each name: the colour of its algorithm, and other dashes for each name.
 
-    `algorithms` has the algorithm of each name; by default a name is its own, or begins with it.
+    Args:
+        names: the names of the methods.
+        algorithms: the algorithm of each name; by default the first word of the name.
     """
-    kinds = list(algorithms or [name.split(" ")[0] for name in names])
-    order = [*ALGORITHMS, *dict.fromkeys(kind for kind in kinds if kind not in ALGORITHMS)]
-    present = [kind for kind in order if kind in kinds]
+    algorithms = list(algorithms or [name.split(" ")[0] for name in names])
+    others = dict.fromkeys(kind for kind in algorithms if kind not in ALGORITHMS)
+    order = [*ALGORITHMS, *others]
     colours: dict[str, int] = {}
-    for kind in (
-        present
-    ):  # the first ones have a colour of their own; the others take one that is free here
+    for algorithm in [kind for kind in order if kind in algorithms]:
+        # The first algorithms always have the same colour; the others get one that is free here.
         free = [k for k in range(len(COLOURS)) if k not in colours.values()]
-        own = order.index(kind)
-        colours[kind] = own if own < len(COLOURS) else free[-1] if free else own % len(COLOURS)
-    found: dict[str, Style] = {}
-    used: dict[int, int] = {}
-    for name, kind in sorted(zip(names, kinds, strict=True), key=lambda pair: order.index(pair[1])):
-        turn = used.get(colours[kind], 0)
-        used[colours[kind]] = turn + 1
-        found[name] = Style(
-            COLOURS[colours[kind]], DASHES[turn % len(DASHES)], MARKS[turn % len(MARKS)]
+        place = order.index(algorithm)
+        if place >= len(COLOURS):
+            place = free[-1] if free else place % len(COLOURS)
+        colours[algorithm] = place
+    style_of: dict[str, Style] = {}
+    times_used: dict[int, int] = {}
+    pairs = zip(names, algorithms, strict=True)
+    for name, algorithm in sorted(pairs, key=lambda pair: order.index(pair[1])):
+        colour = colours[algorithm]
+        turn = times_used.get(colour, 0)
+        times_used[colour] = turn + 1
+        style_of[name] = Style(
+            COLOURS[colour], DASHES[turn % len(DASHES)], MARKS[turn % len(MARKS)]
         )
-    return found
+    return style_of
 
 
 def mean_and_spread(
     rows: Sequence[Sequence[float | None]],
 ) -> tuple[list[float | None], list[float | None]]:
-    """The mean and the standard deviation (None for one row) over rows of values, position by position."""
+    """Compute the mean and the standard deviation over rows of values, position by position.
+
+    Rows may have different lengths; None and values that are not finite are left out. The deviation
+    of fewer than two values is None.
+    """
     means: list[float | None] = []
     spreads: list[float | None] = []
     for k in range(max((len(row) for row in rows), default=0)):
-        every = [row[k] for row in rows if k < len(row)]
-        values = [float(value) for value in every if value is not None and math.isfinite(value)]
+        column = [row[k] for row in rows if k < len(row)]
+        values = [float(value) for value in column if value is not None and math.isfinite(value)]
         means.append(statistics.fmean(values) if values else None)
         spreads.append(statistics.stdev(values) if len(values) > 1 else None)
     return means, spreads

@@ -1,6 +1,7 @@
-"""The paper's numbers for a run that is one of the paper's cells, where the companion package is installed.
+"""The paper's numbers for a run that is one of the paper's cells.
 
-The companion has the entry point `fedhb.paper_numbers`: a function of a run's algorithm and settings.
+They come from the companion package, if it is installed. Its entry point `fedhb.paper_numbers` is a
+function of a run's algorithm and settings.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ Printed = dict[tuple[str, str], tuple[float, float | None]]
 
 
 def numbers(algorithm: str, settings: Mapping[str, Any]) -> tuple[str, Printed]:
-    """Which cell of which table the run is, in words, and what the paper prints for it."""
+    """Return (the cell of the paper's table that the run is, in words; its printed numbers)."""
     for entry in entry_points(group="fedhb.paper_numbers"):
-        found: tuple[str, Printed] = entry.load()(algorithm, settings)
-        return found
+        cell_and_numbers: tuple[str, Printed] = entry.load()(algorithm, settings)
+        return cell_and_numbers
     return "", {}

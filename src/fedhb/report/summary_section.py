@@ -1,4 +1,4 @@
-"""What was run: one sentence, a few large numbers, and all settings."""
+"""A summary of what was run: one sentence, a few large numbers, and all settings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 from fedhb.engine.schedule import cohort_size
 from fedhb.report.run_data import Method, shared_settings
 from fedhb.report.tables import (
-    NAMES,
-    algorithm_of,
+    PERCENT,
     best_of,
     competes,
+    keeps_of,
+    metric_name,
     metric_text,
     metrics_of,
     values,
@@ -20,28 +21,27 @@ from fedhb.report.tables import (
 from fedhb.report.wording import data_size, duration, escape, listed, number, plural
 
 Settings = dict[str, Any]
+Result = dict[str, Any]
 
 
 def title(methods: Sequence[Method]) -> str:
-    """A heading."""
-    names = [method.name for method in methods]
-    what = (
-        names[0]
-        if len(names) == 1
-        else f"{plural(len(names), 'method', spelled=True)}".capitalize()
-    )
-    return f"{what} on {listed(datasets(methods))}"
+    """Return the heading of the page."""
+    if len(methods) == 1:
+        subject = methods[0].name
+    else:
+        subject = plural(len(methods), "method", spelled=True).capitalize()
+    return f"{subject} on {listed(datasets(methods))}"
 
 
 def datasets(methods: Sequence[Method]) -> list[str]:
-    """The data sets, by name."""
-    found = [(run.result or {}).get("dataset") or run.dataset for m in methods for run in m.runs]
-    return list(dict.fromkeys(map(str, found)))
+    """Return the names of the data sets."""
+    names = [(run.result or {}).get("dataset") or run.dataset for m in methods for run in m.runs]
+    return list(dict.fromkeys(map(str, names)))
 
 
 def sentence(methods: Sequence[Method]) -> str:
-    """What was run."""
-    common: Settings = dict(shared_settings(methods).items())
+    """Describe the runs in a sentence."""
+    common = shared_settings(methods)
     seeds = sorted({run.seed for m in methods for run in m.runs})
     names = listed([m.name for m in methods])
     text = f"{names} trained on {listed(datasets(methods))}"
@@ -49,15 +49,11 @@ def sentence(methods: Sequence[Method]) -> str:
     if clients:
         text += f", held by {plural(clients, 'client')}{dealing(methods, common)}"
     if {"fraction", "rounds"} <= common.keys():
-        count = cohort_size(clients, common["fraction"]) if clients else None
-        each = (
-            f"{count} of them in each of "
-            if count and count < clients
-            else "all of them in each of "
-            if clients
-            else ""
-        )
-        text += f", {each}{plural(common['rounds'], 'round')}"
+        text += ", "
+        if clients:
+            count = cohort_size(clients, common["fraction"])
+            text += f"{count if 0 < count < clients else 'all'} of them in each of "
+        text += plural(common["rounds"], "round")
         if "local_epochs" in common:
             text += f" of {plural(common['local_epochs'], 'local epoch')}"
     text += f"; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}."
@@ -71,13 +67,13 @@ def sentence(methods: Sequence[Method]) -> str:
 
 
 def client_count(methods: Sequence[Method]) -> int:
-    """How many clients train; 0 where it is not known, or not the same in all runs."""
+    """Return how many clients train; 0 if it is not known, or not the same in all runs."""
     counts = {run.num_clients for m in methods for run in m.runs}
     return counts.pop() if len(counts) == 1 else 0
 
 
 def dealing(methods: Sequence[Method], common: Settings) -> str:
-    """How the data are dealt to clients; nothing where the data may have named them."""
+    """Describe how the data are dealt to clients; nothing if the data may name the clients."""
     kind = common.get("partition", "")
     if any(run.named_by_data for m in methods for run in m.runs):
         return ""
@@ -91,53 +87,53 @@ def dealing(methods: Sequence[Method], common: Settings) -> str:
 
 
 def facts(methods: Sequence[Method]) -> list[tuple[str, str, str]]:
-    """The large numbers of the first screen: (number, what it is, whose)."""
+    """Return the large numbers of the first screen: (number, its label, its method or runs)."""
     finished = [m for m in methods if m.finished]
     metrics = metrics_of(methods)
-    found: list[tuple[str, str, str]] = []
+    rows: list[tuple[str, str, str]] = []
     if finished and metrics:
-        main = metrics[0]
-        for task, label in (("global", "global"), ("personalised", "personalised")):
-            rivals = [m for m in finished if competes(algorithm_of(m), task)] or finished
-            means = {m.name: statistics.fmean(v) for m in rivals if (v := values(m, task, main))}
+        metric = metrics[0]
+        unit = " %" if metric in PERCENT else ""
+        for task in ("global", "personalised"):
+            rivals = [m for m in finished if competes(keeps_of(m), task)] or finished
+            means = {
+                m.name: statistics.fmean(of_runs)
+                for m in rivals
+                if (of_runs := values(m, task, metric))
+            }
             if means:
-                best = best_of(main, list(means.values()))
-                name = next(n for n, value in means.items() if value == best)
-                unit = " %" if main in ("accuracy", "coverage") else ""
-                what = f"{label} {NAMES.get(main, main).removesuffix(', %')}"
-                found.append(
-                    (
-                        metric_text(main, best) + unit,
-                        what,
-                        f"best: {name}" if len(means) > 1 else name,
-                    )
+                best = best_of(metric, list(means.values()))
+                name = next(name for name, mean in means.items() if mean == best)
+                owner = f"best: {name}" if len(means) > 1 else name
+                rows.append(
+                    (metric_text(metric, best) + unit, f"{task} {metric_name(metric)}", owner)
                 )
     results = [run.result for m in finished for run in m.finished if run.result]
     if results:
-        total = sum(
-            r["communication"]["down_bytes"] + r["communication"]["up_bytes"] for r in results
-        )
-        train = sum(r["seconds"]["train"] for r in results)
+        seconds = sum(result["seconds"]["train"] for result in results)
         runs = plural(len(results), "run")
-        found += [(data_size(total), "sent in all", runs), (duration(train), "of training", runs)]
-    return found
+        rows.append((data_size(sum(map(_sent_bytes, results))), "sent in all", runs))
+        rows.append((duration(seconds), "of training", runs))
+    return rows
 
 
 def settings_table(methods: Sequence[Method]) -> str:
-    """HTML: every setting, those that all methods share once."""
+    """Return the HTML of a table of all settings; those that all methods share appear once."""
     common = shared_settings(methods)
     hidden = {key for key, value in common.items() if value in ("", 0, 0.0) and key != "seed"}
     rows = [
         (key, [number(value)] * len(methods)) for key, value in common.items() if key not in hidden
     ]
-    own = dict.fromkeys(
+    of_methods = dict.fromkeys(
         key for m in methods for key in m.first.compared if key not in common and key != "algorithm"
     )
     rows += [
         (key, [number(m.first.compared[key]) if key in m.first.compared else "" for m in methods])
-        for key in own
+        for key in of_methods
     ]
-    rows.append(("seeds", [", ".join(str(run.seed) for run in m.runs) for m in methods]))
+    several = any(len(m.runs) > 1 for m in methods)
+    seeds = [", ".join(str(run.seed) for run in m.runs) for m in methods]
+    rows.append(("seeds" if several else "seed", seeds))
     head = "".join(f'<th scope="col">{escape(m.name)}</th>' for m in methods)
     lines = []
     for key, cells in rows:
@@ -146,29 +142,41 @@ def settings_table(methods: Sequence[Method]) -> str:
         else:
             body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         lines.append(f'<tr><th scope="row"><code>{escape(key)}</code></th>{body}</tr>')
-    left_out = f" Left at nothing: {escape(', '.join(sorted(hidden)))}." if hidden else ""
+    not_set = f" Not set: {escape(', '.join(sorted(hidden)))}." if hidden else ""
     return (
-        f"<table><caption><span>Settings; what all methods share is written once.{left_out}</span></caption>"
-        f'<thead><tr><th scope="col">setting</th>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+        "<table><caption><span>Settings; those that all methods share appear once."
+        f"{not_set}</span></caption>"
+        f'<thead><tr><th scope="col">setting</th>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table>"
     )
 
 
 def provenance(methods: Sequence[Method]) -> str:
-    """HTML: where the runs lie, what made them and with which data."""
+    """Return the HTML of the runs' folders, versions of packages, and hashes of data."""
     runs = [run for m in methods for run in m.runs]
     versions = list(dict.fromkeys(run.versions for run in runs if run.versions))
     files: dict[str, str] = {}
     for run in runs:
         files |= (run.result or {}).get("data") or {}
-    rows = [
-        f"<tr><th scope=row>{escape(run.path.name)}</th><td class=number>{run.seed}</td><td class=number>{len(run.rounds)}</td>"
-        f"<td class=number>{_seconds(run.result, 'train')}</td><td class=number>{_seconds(run.result, 'evaluate')}</td>"
-        f"<td class=number>{_sent(run.result)}</td></tr>"
-        for run in runs
-    ]
-    head = "".join(f"<th scope=col{' class=number' if k else ''}>{t}</th>" for k, t in enumerate(
-        ("run", "seed", "rounds", "training", "evaluation", "sent in all")))  # fmt: skip
-    text = f"<table><caption>Runs</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    rows = []
+    for run in runs:
+        cells = [
+            str(run.seed),
+            str(len(run.rounds)),
+            _seconds(run.result, "train"),
+            _seconds(run.result, "evaluate"),
+            data_size(_sent_bytes(run.result)) if run.result else "–",
+        ]
+        numbers = "".join(f"<td class=number>{cell}</td>" for cell in cells)
+        rows.append(f"<tr><th scope=row>{escape(run.path.name)}</th>{numbers}</tr>")
+    titles = ("run", "seed", "rounds", "training", "evaluation", "sent in all")
+    head = "".join(
+        f"<th scope=col{' class=number' if k else ''}>{name}</th>" for k, name in enumerate(titles)
+    )
+    text = (
+        f"<table><caption>Runs</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
     text += f"<p>Versions: {escape('; '.join(versions) or 'not recorded')}.</p>"
     if files:
         hashes = "".join(
@@ -179,13 +187,9 @@ def provenance(methods: Sequence[Method]) -> str:
     return text
 
 
-def _seconds(result: Settings | None, what: str) -> str:
-    return duration(result["seconds"][what]) if result else "–"
+def _seconds(result: Result | None, part: str) -> str:
+    return duration(result["seconds"][part]) if result else "–"
 
 
-def _sent(result: Settings | None) -> str:
-    return (
-        data_size(result["communication"]["down_bytes"] + result["communication"]["up_bytes"])
-        if result
-        else "–"
-    )
+def _sent_bytes(result: Result) -> float:
+    return result["communication"]["down_bytes"] + result["communication"]["up_bytes"]

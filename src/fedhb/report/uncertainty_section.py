@@ -3,44 +3,68 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from fedhb.report.figures import Figure, Series, Style, mean_and_spread
 from fedhb.report.plots import Plot, choices, figure
 from fedhb.report.run_data import Method
-from fedhb.report.tables import TASKS
+from fedhb.report.tables import LEVEL, TASKS
 from fedhb.report.wording import listed
 
 UNSEEN = Style("#d55e00")
 FAMILIAR = Style("#0072b2")
-REJECTION = "The least certain predictions are rejected first: a model that knows what it does not know gains quickly."
+MIN_EXAMPLES = 10
+"""Bins of confidence with fewer examples are not shown."""
+REJECTED_SHARE = 0.2
+"""The descriptions say how good predictions are when this share of them is rejected."""
+
+RELIABILITY = (
+    "On the diagonal the accuracy of predictions is as high as their confidence; below it they are "
+    "too confident. Shown are bins of confidence with at least ten examples."
+)
+COVERAGE = "On the diagonal, intervals hold as many targets as their level says."
+REJECTION = (
+    "The least certain predictions are rejected first: the better a model knows its own errors, "
+    "the faster the curve improves."
+)
+ENTROPY = (
+    "Predictions for inputs unlike the data should be less certain: their entropy should lie "
+    "further to the right."
+)
 
 
 def records(method: Method, task: str, kind: str) -> list[dict[str, Any]]:
-    """What the runs of a method have recorded of a kind: reliability, coverage, rejection or entropy."""
-    found = [
+    """Return the records of reliability, coverage, rejection or entropy of a method's runs."""
+    of_runs = [
         ((run.evaluation or {}).get("uncertainty") or {}).get(task) or {} for run in method.runs
     ]
-    return [one[kind] for one in found if kind in one]
+    return [of_task[kind] for of_task in of_runs if kind in of_task]
 
 
 def plots(methods: Sequence[Method]) -> list[Plot]:
-    """All that the runs have recorded."""
-    found = [
-        _by_task("reliability", "Reliability", reliability, methods, "On the diagonal predictions are as right as they are sure; "
-                 "below it they are too sure. Bins of confidence with at least ten examples."),
-        _by_task("coverage", "Coverage of intervals", coverage, methods, "On the diagonal, intervals hold what they say."),
-        _by_task("confidence", "Confidence", confidence, methods, "The share of test examples by confidence."),
-        _by_task("rejection", "Accuracy against rejection", partial(rejection, what="accuracy"), methods, REJECTION),
-        _by_task("rejection-rmse", "Error against rejection", partial(rejection, what="rmse"), methods, REJECTION),
-        entropy(methods),
-    ]  # fmt: skip
-    return [plot for plot in found if plot is not None]
+    """Make a plot for each kind of record that some run has."""
+    accuracy, rmse = partial(rejection, metric="accuracy"), partial(rejection, metric="rmse")
+    by_task: list[tuple[str, str, Draw, str]] = [
+        ("reliability", "Reliability", reliability, RELIABILITY),
+        ("coverage", "Coverage of intervals", coverage, COVERAGE),
+        ("confidence", "Confidence", confidence, "The share of test examples by confidence."),
+        ("rejection", "Accuracy against rejection", accuracy, REJECTION),
+        ("rejection-rmse", "Error against rejection", rmse, REJECTION),
+    ]
+    made = [_by_task(name, title, draw, methods, note) for name, title, draw, note in by_task]
+    return [plot for plot in (*made, entropy(methods)) if plot is not None]
 
 
-def _by_task(name: str, title: str, draw: Any, methods: Sequence[Method], note: str) -> Plot | None:
+Draw = Callable[[Sequence[Method], str], Plot | None]
+"""A function of methods and a task."""
+
+
+def _by_task(
+    name: str, title: str, draw: Draw, methods: Sequence[Method], note: str
+) -> Plot | None:
+    """Draw a plot for each task, to choose from."""
     options = {
         label: plot for task, label in TASKS.items() if (plot := draw(methods, task)) is not None
     }
@@ -48,7 +72,7 @@ def _by_task(name: str, title: str, draw: Any, methods: Sequence[Method], note: 
 
 
 def reliability(methods: Sequence[Method], task: str) -> Plot | None:
-    """Accuracy against mean confidence, by bin; the counts of all seeds together."""
+    """Plot accuracy against mean confidence, by bin; all seeds together."""
     lines, gaps = [], []
     for method in methods:
         parts = records(method, task, "reliability")
@@ -56,13 +80,13 @@ def reliability(methods: Sequence[Method], task: str) -> Plot | None:
             count, right, confident = (
                 _total(part[key] for part in parts) for key in ("count", "right", "confidence")
             )
-            kept = [k for k, n in enumerate(count) if n >= 10]
-            x, y = [confident[k] / count[k] for k in kept], [right[k] / count[k] for k in kept]
+            bins = [k for k, n in enumerate(count) if n >= MIN_EXAMPLES]
+            x, y = [confident[k] / count[k] for k in bins], [right[k] / count[k] for k in bins]
             lines.append(Series(method.name, x, y, style=method.style))
-            over = (sum(confident) - sum(right)) / sum(count)
-            gaps.append(
-                f"{method.name} is {abs(100 * over):.1f} points too {'sure' if over > 0 else 'unsure'}"
-            )
+            gap = 100 * (sum(confident) - sum(right)) / sum(count)
+            gaps.append(f"{method.name} {gap:+.1f} points")
+    if not lines:
+        return None
     shown = Figure(
         "reliability",
         "",
@@ -70,23 +94,26 @@ def reliability(methods: Sequence[Method], task: str) -> Plot | None:
         "accuracy",
         lines,
         percent=True,
-        description=f"On average {listed(gaps)}.",
+        description=f"Mean confidence minus accuracy: {listed(gaps)}.",
     )
-    return figure(shown, diagonal=True, x_percent=True) if lines else None
+    return figure(shown, diagonal=True, x_percent=True)
 
 
 def coverage(methods: Sequence[Method], task: str) -> Plot | None:
-    """Regression: how often central intervals hold the target, against their level."""
-    lines = []
+    """Plot how often central intervals of a regression hold the target, against their level."""
+    lines, parts_of_text = [], []
     for method in methods:
         parts = records(method, task, "coverage")
         if parts:
+            levels = parts[0]["level"]
             means, spreads = mean_and_spread([part["held"] for part in parts])
-            lines.append(Series(method.name, parts[0]["level"], means, spreads, method.style))
-    ends = [
-        f"{line.name}'s 90 % intervals hold {100 * (line.y[17] or 0):.0f} % of the targets"
-        for line in lines
-    ]
+            lines.append(Series(method.name, levels, means, spreads, method.style))
+            held = 100 * (means[_nearest(levels, LEVEL)] or 0)
+            parts_of_text.append(
+                f"{method.name}'s {100 * LEVEL:.0f} % intervals hold {held:.0f} % of the targets"
+            )
+    if not lines:
+        return None
     shown = Figure(
         "coverage",
         "",
@@ -94,87 +121,83 @@ def coverage(methods: Sequence[Method], task: str) -> Plot | None:
         "targets in it",
         lines,
         percent=True,
-        description=listed(ends) + ".",
+        description=f"{listed(parts_of_text)}.",
     )
-    return figure(shown, diagonal=True, x_percent=True) if lines else None
+    return figure(shown, diagonal=True, x_percent=True)
 
 
 def confidence(methods: Sequence[Method], task: str) -> Plot | None:
-    """The share of test examples by confidence."""
-    groups, sure = [], []
-    names: list[str] = []
-    for method in methods:
-        parts = records(method, task, "reliability")
-        if parts:
-            count = _total(part["count"] for part in parts)
-            first = next((k for k, n in enumerate(count) if n), 0)
-            names = [f"{100 * (k + 0.5) / len(count):.0f} %" for k in range(len(count))]
-            groups.append(
-                (
-                    first,
-                    Series(method.name, names, [n / sum(count) for n in count], style=method.style),
-                )
-            )
-            sure.append(f"{method.name} {100 * count[-1] / sum(count):.0f} %")
-    if not groups:
+    """Plot the share of test examples by confidence, from the first bin that is not empty."""
+    counts = [
+        (method, _total(part["count"] for part in parts))
+        for method in methods
+        if (parts := records(method, task, "reliability"))
+    ]
+    if not counts:
         return None
-    begin = min(first for first, _ in groups)
-    lines = [Series(s.name, names[begin:], list(s.y)[begin:], style=s.style) for _, s in groups]
-    about = f"Share of predictions in the surest bin: {listed(sure)}."
-    return figure(
-        Figure(
-            "confidence",
-            "",
-            "confidence",
-            "test examples",
-            lines,
-            kind="bars",
-            percent=True,
-            description=about,
-        )
+    begin = min(next((k for k, n in enumerate(count) if n), 0) for _, count in counts)
+    lines, highest = [], []
+    for method, count in counts:
+        names = [f"{100 * (k + 0.5) / len(count):.0f} %" for k in range(len(count))]
+        shares = [n / sum(count) for n in count]
+        lines.append(Series(method.name, names[begin:], shares[begin:], style=method.style))
+        highest.append(f"{method.name} {100 * shares[-1]:.0f} %")
+    shown = Figure(
+        "confidence",
+        "",
+        "confidence",
+        "test examples",
+        lines,
+        kind="bars",
+        percent=True,
+        description=f"Share of predictions in the bin of highest confidence: {listed(highest)}.",
     )
+    return figure(shown)
 
 
-def rejection(methods: Sequence[Method], task: str, what: str) -> Plot | None:
-    """Accuracy (or RMSE) of what is left when the least certain share is rejected."""
+def rejection(methods: Sequence[Method], task: str, metric: str) -> Plot | None:
+    """Plot the accuracy (or RMSE) of the other predictions when the least certain are rejected."""
     lines, gains = [], []
     for method in methods:
-        parts = [part for part in records(method, task, "rejection") if what in part]
+        parts = [part for part in records(method, task, "rejection") if metric in part]
         if parts:
-            means, spreads = mean_and_spread([part[what] for part in parts])
-            lines.append(Series(method.name, parts[0]["rejected"], means, spreads, method.style))
-            gains.append(f"{method.name} goes from {means[0]:.3g} to {means[8]:.3g}")
-    label = f"{'accuracy' if what == 'accuracy' else 'RMSE'} of the rest"
-    about = f"{label[0].upper()}{label[1:]} when a fifth is rejected: {listed(gains)}."
+            rejected = parts[0]["rejected"]
+            means, spreads = mean_and_spread([part[metric] for part in parts])
+            lines.append(Series(method.name, rejected, means, spreads, method.style))
+            value = means[_nearest(rejected, REJECTED_SHARE)]
+            gains.append(f"{method.name} goes from {means[0]:.3g} to {value:.3g}")
+    if not lines:
+        return None
+    label = f"{'accuracy' if metric == 'accuracy' else 'RMSE'} of the rest"
     shown = Figure(
-        "rejection", "", "rejected", label, lines, percent=what == "accuracy", description=about
+        "rejection",
+        "",
+        "rejected",
+        label,
+        lines,
+        percent=metric == "accuracy",
+        description=f"{label[0].upper()}{label[1:]} when a fifth is rejected: {listed(gains)}.",
     )
-    return figure(shown, x_percent=True) if lines else None
+    return figure(shown, x_percent=True)
 
 
 def entropy(methods: Sequence[Method]) -> Plot | None:
-    """Histograms of the predictions' entropy on familiar and on unseen inputs."""
-    options: dict[str, Plot] = {}
-    for method in methods:
-        for task, label in TASKS.items():
-            parts = records(method, task, "entropy")
-            if parts:
-                options[f"{method.name}, {label}"] = _histograms(parts)
-    note = "Predictions for inputs unlike the data should be less certain: their entropy should lie further to the right."
-    return choices(
-        "entropy",
-        "Entropy on familiar and on unseen inputs",
-        "method and prediction",
-        options,
-        note,
-    )
+    """Plot histograms of the predictions' entropy on familiar and on unseen inputs."""
+    options = {
+        f"{method.name}, {label}": _histograms(parts)
+        for method in methods
+        for task, label in TASKS.items()
+        if (parts := records(method, task, "entropy"))
+    }
+    title = "Entropy on familiar and on unseen inputs"
+    return choices("entropy", title, "method and prediction", options, ENTROPY)
 
 
 def _histograms(parts: Sequence[Mapping[str, Any]]) -> Plot:
+    """Plot the mean histograms of the runs that have the bins of the first run."""
     first = parts[0]
     same = [part for part in parts if part["edges"] == first["edges"]]
-    edges = first["edges"]
-    centres = [f"{(a + b) / 2:.2f}" for a, b in itertools.pairwise(edges)]
+    centres = [f"{(a + b) / 2:.2f}" for a, b in itertools.pairwise(first["edges"])]
     bars = [
         Series(name, centres, mean_and_spread([part[key] for part in same])[0], style=style)
         for name, key, style in (
@@ -182,10 +205,11 @@ def _histograms(parts: Sequence[Mapping[str, Any]]) -> Plot:
             (f"unseen: {first['what']}", "unseen", UNSEEN),
         )
     ]
-    score = sum(part["auroc"] for part in same) / len(same)
-    about = (
-        f"Mean entropy {first['familiar_mean']:.2f} nats on familiar data and {first['unseen_mean']:.2f} on {first['what']}; "
-        f"entropy tells the two apart with an area under the ROC curve of {score:.2f} (0.5: not at all, 1: always)."
+    auroc = sum(part["auroc"] for part in same) / len(same)
+    description = (
+        f"Mean entropy {first['familiar_mean']:.2f} nats on familiar data and "
+        f"{first['unseen_mean']:.2f} on {first['what']}. The area under the ROC curve of the "
+        f"entropy is {auroc:.2f} (0.5: it does not distinguish the two, 1: it always does)."
     )
     shown = Figure(
         "entropy",
@@ -195,11 +219,16 @@ def _histograms(parts: Sequence[Mapping[str, Any]]) -> Plot:
         bars,
         kind="bars",
         percent=True,
-        description=about,
+        description=description,
     )
-    return figure(shown, about, touching=True)
+    return figure(shown, description, touching=True)
 
 
-def _total(columns: Any) -> list[float]:
-    """The sum of several lists, position by position."""
+def _nearest(values: Sequence[float], value: float) -> int:
+    """Return the position of the value that is nearest to this one."""
+    return min(range(len(values)), key=lambda k: abs(values[k] - value))
+
+
+def _total(columns: Iterable[Sequence[float]]) -> list[float]:
+    """Return the sum of several lists, position by position."""
     return [sum(values) for values in zip(*columns, strict=True)]

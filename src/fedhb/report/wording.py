@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["data_size", "duration", "escape", "listed", "number", "plural"]
 
-FEW = (
+SPELLED = (
     "no",
     "one",
     "two",
@@ -27,25 +27,28 @@ FEW = (
 
 
 def plural(count: int, word: str, words: str | None = None, spelled: bool = False) -> str:
-    """A number of things."""
-    text = FEW[count] if spelled and count < len(FEW) else f"{count:,}".replace(",", "\u202f")
+    """Write a number of things, such as "3 clients"; `words` is the plural of `word`."""
+    if spelled and count < len(SPELLED):
+        text = SPELLED[count]
+    else:
+        text = f"{count:,}".replace(",", "\u202f")
     return f"{text} {word if count == 1 else words or word + 's'}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """a, b and c."""
+    """Write a list as "a, b and c"."""
     return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
 
 
 def duration(seconds: float) -> str:
-    """A time as a person would say it."""
+    """Write a time in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def data_size(count: float) -> str:
-    """Bytes with a fitting unit."""
+    """Write a number of bytes in B, kB, MB or GB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -53,5 +56,5 @@ def data_size(count: float) -> str:
 
 
 def number(value: Any) -> str:
-    """A number as short as it stays right."""
+    """Write a number with at most four digits, or another value as it is."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -222,7 +222,7 @@ def _write_once(path: Path, arrays: dict[str, Tensor]) -> str:
 
 
 def read_arrays(path: Path, digest: str | None = None) -> dict[str, Tensor]:
-    """Return the arrays of a file outside of checkpoints, whose hash is `digest` if that is given."""
+    """Return the arrays of a file outside of checkpoints; `digest` is its hash, if given."""
     try:
         return _read_checked(path, digest)
     except Damaged as error:

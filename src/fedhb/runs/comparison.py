@@ -87,6 +87,7 @@ def tabulate(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for name in dict.fromkeys(r["algorithm"] for r in results):
         group = [r for r in results if r["algorithm"] == name]
         row: dict[str, Any] = {"algorithm": name, "seeds": [r["seed"] for r in group]}
+        row["keeps"] = group[0].get("keeps", "")
         for task in ("global", "personalised", "holdout_global", "holdout_personalised"):
             metrics = [_task(r, task) for r in group]
             if all(values is not None for values in metrics):

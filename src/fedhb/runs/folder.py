@@ -155,18 +155,18 @@ class RunFolder:
             return
 
     def records_until(self, done: int) -> str | None:
-        """Return the hash of the records of rounds 1 to `done`; None where there is no file."""
+        """Return the hash of the records of exchanges 1 to `done`; None where there is no file."""
         digest = hashlib.sha256()
         if not self.records.exists():
             return None
         for line, record in self._lines():
-            if record["round"] <= done:
+            if number_of(record) <= done:
                 digest.update(line)
         return digest.hexdigest()
 
     def keep_rounds(self, done: int) -> None:
-        """Remove the records after round `done`, which will be run again."""
-        kept = b"".join(line for line, record in self._lines() if record["round"] <= done)
+        """Remove the records after exchange `done`, which will be run again."""
+        kept = b"".join(line for line, record in self._lines() if number_of(record) <= done)
         write_atomically(self.records, kept)
         self._records = hashlib.sha256(kept)
 
@@ -229,3 +229,8 @@ class RunFolder:
                 f"{path} cannot be read ({error}): restore it, go on with the run (--resume), "
                 "which writes it anew, or train again in another folder"
             ) from None
+
+
+def number_of(record: dict[str, Any]) -> int:
+    """Return the number of the exchange that a record is of: that of its round, without phases."""
+    return int(record.get("exchange", record["round"]))

@@ -1,4 +1,4 @@
-"""Progress on the terminal: bars for a run or for jobs, a table for a comparison; lines in a log."""
+"""Progress on the terminal: bars for a run or jobs, a table for a comparison; lines in a log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RoundProgress(Callback):
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Move the bar, or print a line for every tenth of the rounds."""
-        self.show(state.done, record)
+        self.show(record["round"], record)
 
     def show(self, done: int, record: dict[str, Any]) -> None:
         """Move the bar, given a round's record alone."""
@@ -136,7 +136,7 @@ class TableRow(Callback):
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """A round is done."""
-        self.table.show(self.label, f"round {state.done}/{self.rounds}", *numbers(record))
+        self.table.show(self.label, f"round {record['round']}/{self.rounds}", *numbers(record))
 
     def evaluating(self, done: int, clients: int) -> None:
         """After the last round: clients are evaluated."""
@@ -156,7 +156,7 @@ class TellRounds(Callback):
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Tell that one more round is done."""
-        self._say(state.done)
+        self._say(record["round"])
 
     def _say(self, done: int) -> None:
         text = f"round {done}/{self.rounds}" if done < self.rounds else "evaluating"

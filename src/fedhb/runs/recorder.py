@@ -7,7 +7,7 @@ from typing import Any
 from fedhb.algorithms.contract import Arrays
 from fedhb.engine.loop import Callback, State
 from fedhb.runs import checkpoint
-from fedhb.runs.folder import RunFolder
+from fedhb.runs.folder import RunFolder, number_of
 
 
 class Recorder(Callback):
@@ -36,12 +36,17 @@ class Recorder(Callback):
             self.folder.append_round(record)
         self.records.append(record)
         self._unsaved = state
-        if state.done % self.every == 0 or state.done == self._rounds:
+        if state.done % self.every == 0 or record["round"] == self._rounds:
             self._save()
+
+    def on_phase(self, record: dict[str, Any], state: State) -> None:
+        """Keep the record and the state: a phase may ask all clients, so it is not asked again."""
+        self.on_round(record, state)
+        self._save()
 
     def on_end(self) -> None:
         """Keep the last whole round where training stopped between two checkpoints."""
-        if self._unsaved is not None and self._unsaved.done == self.records[-1]["round"]:
+        if self._unsaved is not None and self._unsaved.done == number_of(self.records[-1]):
             self._save()
 
     def _save(self) -> None:

@@ -22,13 +22,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedhb.algorithms.contract import Algorithm, Problem
+from fedhb.algorithms.contract import Algorithm, Phase, Problem
 from fedhb.answers.defence import Defence, defended
 from fedhb.answers.privacy import Privacy as Mechanism
-from fedhb.answers.privacy import Private
+from fedhb.answers.privacy import Private, epsilon_of
 from fedhb.clients.clients import Clients
 from fedhb.engine.loop import Callback, Engine, State, Training, run, tell
 from fedhb.engine.schedule import Draw, by_seed, cohort_size
+from fedhb.engine.timetable import Stage, Timetable
 from fedhb.errors import InputError
 from fedhb.evaluation.evaluate import Watch
 from fedhb.files import as_json, sealed, write_atomically
@@ -90,19 +91,17 @@ class Task:
         size = cohort_size(count, self.settings.training.fraction)
         return Mechanism(wanted.noise, wanted.clip, wanted.delta, count, size, key)
 
-    def trained_algorithm(self, privacy: Mechanism | None) -> Algorithm:
-        """Return the algorithm with its answers filtered, or its sums clipped and noised."""
+    def guarded(self, steps: Any, privacy: Mechanism | None) -> Any:
+        """Return steps with their answers filtered, or their sums clipped and noised."""
         if privacy is None:
-            defence = Defence.named(self.settings.defence)
-            filtered: Algorithm = defended(self.algorithm, defence)
-            return filtered
+            return defended(steps, Defence.named(self.settings.defence))
         if len(self.problem.network.buffers):
             raise InputError(
                 f"dp_noise={privacy.noise} and a network with running statistics, which noise "
                 "would make useless or negative: use batch_norm=batch, or group norm instead of "
                 "batch norm"
             )
-        return Private(self.algorithm, privacy)  # type: ignore[return-value]
+        return Private(steps, privacy)
 
     def trained_hash(self, privacy: Mechanism | None = None) -> str:
         """Return a hash of everything that training depends on.
@@ -114,6 +113,7 @@ class Task:
         about = [
             self.algorithm.name,
             dataclasses.asdict(self.algorithm),  # type: ignore[call-overload]
+            [(p.name, p.when, p.times, p.fraction, repr(p.steps)) for p in self.algorithm.phases],
             dataclasses.asdict(self.training),
             [[(slot.name, list(slot.shape)) for slot in part] for part in slots],
             sorted(clients.files.items()),
@@ -219,17 +219,37 @@ class Session:
             self.privacy.epsilon(1)  # before round 1: is the accountant installed, can it count?
             key = secret(folder) if folder is not None else secrets.token_bytes(KEY_BYTES)
             self.privacy = dataclasses.replace(self.privacy, key=key)
-        self.algorithm = task.trained_algorithm(self.privacy)
+        self.algorithm: Algorithm = task.guarded(task.algorithm, self.privacy)
+        stages = (self.stage(phase) for phase in task.algorithm.phases)
+        self.timetable = Timetable(task.training.rounds, tuple(stages))
         self.trained_hash = task.trained_hash(self.privacy)
         self.constants = task.problem.network.constants()
 
-    @property
-    def draw(self) -> Draw:
-        """The cohorts: by the seed, or in secret where the run is private."""
-        if self.privacy is not None:
-            return self.privacy.draw
-        training = self.task.training
-        return by_seed(self.task.problem.federation.num_clients, training.fraction, training.seed)
+    def draw(self, fraction: float, privacy: Mechanism | None) -> Draw:
+        """Return the cohorts: by the seed, or in secret where the run is private."""
+        if privacy is not None:
+            return privacy.draw
+        count = self.task.problem.federation.num_clients
+        return by_seed(count, fraction, self.task.training.seed)
+
+    def stage(self, phase: Phase) -> Stage:
+        """Return a phase of the algorithm as this run carries it out."""
+        privacy = self.privacy
+        if privacy is not None:
+            size = cohort_size(privacy.num_clients, phase.fraction)
+            privacy = dataclasses.replace(privacy, cohort=size)
+        steps = self.task.guarded(phase.steps, privacy)
+        return Stage(phase, steps, self.draw(phase.fraction, privacy))
+
+    def epsilon(self, done: int) -> float:
+        """Return what the first `done` exchanges of a private run cost."""
+        assert self.privacy is not None
+        spent = [(self.privacy, self.timetable.rounds_done(done))]
+        spent += [
+            (stage.steps.privacy, self.timetable.times(stage, done))
+            for stage in self.timetable.stages
+        ]
+        return epsilon_of(spent)
 
     def finished(self, host: Host) -> bool:
         """Return whether the folder holds this run with its result, all of it undamaged.
@@ -240,7 +260,7 @@ class Session:
         if self.folder is None or not self.resume or not self.folder.answers(host.evaluated_hash):
             return False
         state = self.stored()
-        return state is not None and state.done == self.task.training.rounds
+        return state is not None and state.done == self.timetable.total
 
     def stored(self) -> State | None:
         """Return the state in the folder, or None; refuse the checkpoint of another run."""
@@ -335,25 +355,26 @@ class Session:
             bar = RoundProgress(
                 f"{task.algorithm.name} seed {training.seed}", note=lambda: engine.note
             )
-            spent = [_Spent(self.privacy)] if self.privacy is not None else []
+            spent = [_Spent(self)] if self.privacy is not None else []
             listeners = [*spent, engine, *callbacks, recorder, *([bar] if progress else [])]
             try:
                 run(
                     task.problem,
                     self.algorithm,
-                    self.draw,
+                    self.draw(training.fraction, self.privacy),
                     training,
                     state,
                     engine,
                     listeners,
+                    self.timetable,
                 )
                 start = time.perf_counter()
                 evaluated = host.evaluate(result, partial(tell, listeners, "evaluating"))
                 seconds = {"train": state.seconds, "evaluate": time.perf_counter() - start}
-                result.result = summary(result, evaluated, clients, seconds)
+                result.result = summary(result, evaluated, clients, seconds, training.rounds)
                 result.result["executor"] = dict(engine.chosen)
                 if self.privacy is not None:
-                    result.result["privacy"] = self.privacy.record(state.done)
+                    result.result["privacy"] = self.privacy.record(self.epsilon(state.done))
                 if folder is not None:
                     if evaluated.observed is not None:
                         folder.write(EVALUATION, sealed(evaluated.observed, indent=None))
@@ -370,12 +391,16 @@ class Session:
 class _Spent(Callback):
     """Records the epsilon of the rounds so far."""
 
-    def __init__(self, privacy: Mechanism):
-        self.privacy = privacy
+    def __init__(self, session: Session):
+        self.session = session
 
     def on_round(self, record: dict[str, Any], state: State) -> None:
         """Add the epsilon after this round to its record."""
-        record["epsilon"] = self.privacy.epsilon(state.done)
+        record["epsilon"] = self.session.epsilon(state.done)
+
+    def on_phase(self, record: dict[str, Any], state: State) -> None:
+        """Add the epsilon after this exchange to its record."""
+        self.on_round(record, state)
 
 
 def secret(folder: RunFolder) -> bytes:
@@ -403,7 +428,11 @@ def secret(folder: RunFolder) -> bytes:
 
 
 def summary(
-    result: Run, evaluated: Evaluated, clients: Clients, seconds: Mapping[str, float]
+    result: Run,
+    evaluated: Evaluated,
+    clients: Clients,
+    seconds: Mapping[str, float],
+    rounds: int,
 ) -> dict[str, Any]:
     """Return the content of result.json."""
     state = result.state
@@ -414,9 +443,10 @@ def summary(
     }
     return {
         "algorithm": result.algorithm.name,
+        "keeps": result.algorithm.keeps,
         "dataset": clients.title or clients.name,
         "seed": result.seed,
-        "rounds": state.done,
+        "rounds": rounds,
         "split": evaluated.split,
         "global": known["global"],
         "personalised": known["personalised"],

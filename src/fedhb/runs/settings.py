@@ -245,7 +245,9 @@ class PlaceSettings(Section):
 class Settings(Section):
     """The description of a run. Defaults are the paper's settings for MNIST and Fashion-MNIST."""
 
-    algorithm: str = setting("empirical-bayes", "the algorithm")
+    algorithm: str = setting(
+        "empirical-bayes", "the algorithm, or pkg.mod:Class for one of your own"
+    )
     seed: int = _count(0, "seed of everything random", least=0)
     defence: str = setting(
         "",
@@ -279,7 +281,7 @@ class Settings(Section):
             ("algorithm", settings.algorithm, ALGORITHMS),
             ("evaluate_on", split, ("test", "validation")),
         ):
-            if value not in choices:
+            if value not in choices and not (name == "algorithm" and ":" in value):
                 hint = did_you_mean(value, choices)
                 raise InputError(f"{name}={value!r}{hint}: choose from {', '.join(choices)}")
         if split == "validation" and settings.data.validation == 0:
@@ -329,8 +331,8 @@ class Settings(Section):
     @property
     def personal_plan(self) -> Plan:
         """How a client personalises: body and head."""
-        own, local = self.personalisation, self.training
-        return Plan(own.epochs, local.batch_size, own.lr, local.momentum, train_head=True)
+        personal, local = self.personalisation, self.training
+        return Plan(personal.epochs, local.batch_size, personal.lr, local.momentum, train_head=True)
 
     @classmethod
     def resolve(
@@ -359,26 +361,26 @@ class Settings(Section):
         content = source if isinstance(source, Mapping) else {}
         if isinstance(source, (str, Path)):
             content = read_toml(Path(source))
+        algorithm = flags.get("algorithm") or content.get("algorithm", cls.algorithm)
         for key, value in content.items():
             if key in ignore:
                 continue
             if isinstance(value, Mapping):
-                options[_table(key)] = dict(value)
+                options[_table(key, algorithm)] = dict(value)
             else:
                 values[key] = value
         values |= {key: value for key, value in flags.items() if value is not None}
         for text in overrides:
             key, equals, value = text.partition("=")
-            table, dot, name = key.strip().partition(".")
+            table, dot, name = key.strip().rpartition(".")
             if not (equals and dot and name):
                 raise InputError(
                     f"--set {text!r}: write TABLE.KEY=VALUE, such as empirical-bayes.kl_weight=0.1"
                 )
-            options.setdefault(_table(table), {})[name] = _value(value.strip())
+            options.setdefault(_table(table, algorithm), {})[name] = _value(value.strip())
         if "name" in options.get("model", {}):  # TOML has no key that is both a value and a table
             name = options["model"].pop("name")
             values["model"] = flags.get("model") or name
-        algorithm = values.get("algorithm", cls.algorithm)
         chosen = (tuned or {}).get(algorithm, {})
         values = training_of(algorithm) | chosen.get("training", {}) | values
         if chosen.get("settings"):
@@ -444,7 +446,7 @@ def check_tables(
         compared: the algorithms, where several run.
     """
     for text in overrides:
-        table = text.partition(".")[0].strip()
+        table = text.partition("=")[0].strip().rpartition(".")[0]
         if table not in (*(compared or [settings.algorithm]), "model"):
             used = f"algorithms are {', '.join(compared)}"
             used = used if compared else f"algorithm is {settings.algorithm}"
@@ -487,9 +489,11 @@ def _check_effect(settings: Settings, flags: Mapping[str, Any]) -> None:
 def training_of(algorithm: Any) -> dict[str, Any]:
     """Return the defaults for TRAINING that an algorithm, or the one of this name, declares."""
     if isinstance(algorithm, str):
-        from fedhb.algorithms import ALGORITHMS as CLASSES  # here, because it imports torch
+        # here, because it imports torch
+        from fedhb.algorithms import ALGORITHMS as CLASSES
+        from fedhb.algorithms import class_of
 
-        algorithm = CLASSES.get(algorithm)
+        algorithm = class_of(algorithm) if ":" in algorithm else CLASSES.get(algorithm)
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
     # not what it inherits: the values that suit FedAvg were not chosen for its descendants
     values = dict(vars(kind).get("training", {}))
@@ -526,8 +530,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not a TOML file: {error}") from None
 
 
-def _table(name: str) -> str:
-    known = (*ALGORITHMS, "model")
+def _table(name: str, algorithm: Any) -> str:
+    known = (*ALGORITHMS, "model", *([algorithm] if ":" in str(algorithm) else []))
     if name not in known:
         hint = did_you_mean(name, known)
         raise InputError(f"unknown table {name!r}{hint}: choose from {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Simulates a run: all clients are on this machine. It is the host of a session for the simulator."""
+"""Simulates a run: all clients are on this machine. `Simulator` is the session's host."""
 
 from __future__ import annotations
 
@@ -135,6 +135,7 @@ class Simulator:
             training=self.session.task.training,
             done=state.done,
             workers=self.settings.place.workers,
+            timetable=self.session.timetable,
         )
 
     def files(self) -> Mapping[str, bytes]:

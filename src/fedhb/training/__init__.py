@@ -1,1 +1,1 @@
-"""How C clients take their steps: batches, stochastic gradient descent, the prior's pull, averages of iterates."""
+"""Local training: batches, stochastic gradient descent, the prior's pull, averages of iterates."""

@@ -1,7 +1,8 @@
-"""Averages of SGD iterates: FedPA's approximate posterior samples, and the stochastic weight averaging of FedBE's student.
+"""Averages of SGD iterates: FedPA's posterior samples, and stochastic weight averaging.
 
-The first `burn_in` of a client's training is passed over; the rest is cut into segments of equal length, and the iterates of each
-are averaged. Length is measured in examples seen, so that clients of any size, with batches of any number, have their own bounds.
+The first `burn_in` of a client's training is passed over. The rest is cut into segments of equal
+length, and the iterates of each are averaged. Length is measured in examples seen, so that clients
+of any size, with any number of batches, have their own bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedhb.training.plan import Plan
 
 
 class Iterates:
-    """Collects what `train(..., beside=...)` passes by: called after every step of C clients.
+    """The averages of the iterates of C clients: `train(..., beside=...)` calls it at every step.
 
     Args:
         weights: the weights that are trained, in place.
@@ -45,7 +46,7 @@ class Iterates:
 
     @classmethod
     def last(cls, weights: Weights, clients: Clients, plan: Plan, share: float) -> Iterates:
-        """The last share of a training by this plan, as one segment."""
+        """Return the last share of a training by this plan, as one segment."""
         return cls(weights, plan.train_head, (plan.epochs * clients.sizes).tolist(), 1.0 - share, 1)
 
     def __call__(self, batch: Batch, m: Tensor) -> None:
@@ -60,29 +61,33 @@ class Iterates:
                     total[c] += part[c]
 
     def _segment(self, c: int) -> int:
-        """The segment that the client is in, -1 in its burn-in; its last iterate is always in the last segment."""
+        """Return the segment that the client is in, -1 in its burn-in.
+
+        Its last iterate is always in the last segment.
+        """
         if self.seen[c] == self.examples[c]:
             return self.segments - 1
         share = self.seen[c] / self.examples[c] - self.burn_in
+        if share <= 0:
+            return -1
         # a bound belongs to the segment before it, whichever way the division rounds
-        return (
-            math.ceil(share / (1.0 - self.burn_in) * self.segments - 1e-9) - 1 if share > 0 else -1
-        )
+        return math.ceil(share / (1.0 - self.burn_in) * self.segments - 1e-9) - 1
 
     def averages(self, c: int) -> list[Tensor]:
-        """The averages [d] or [d + h] of a client's segments; one too short to hold a step has none."""
-        found = []
-        for sums, count in zip(self.sums, self.counts[c], strict=True):
-            if count:
-                found.append(torch.cat([part[c] for part in sums]) / count)
-        return found
+        """Return the averages [d] or [d + h] of a client's segments.
+
+        A segment that is too short to hold a step has none.
+        """
+        return [
+            torch.cat([part[c] for part in sums]) / count
+            for sums, count in zip(self.sums, self.counts[c], strict=True)
+            if count
+        ]
 
     def settle(self) -> None:
-        """Make the weights what was averaged last."""
+        """Set the weights to the last averages."""
+        widths = [part.shape[1] for part in self.parts]
         for c in range(len(self.examples)):
-            for part, mean in zip(
-                self.parts,
-                self.averages(c)[-1].split([part.shape[1] for part in self.parts]),
-                strict=True,
-            ):
+            means = self.averages(c)[-1].split(widths)
+            for part, mean in zip(self.parts, means, strict=True):
                 part[c] = mean

@@ -1,4 +1,4 @@
-"""How a client trains."""
+"""The settings of a client's training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """How a client trains: epochs (tau), batch size, learning rate, momentum, and whether the head is trained too."""
+    """The settings of a client's training.
+
+    Attributes:
+        epochs: tau, the passes through the client's data.
+        batch_size: examples of a minibatch.
+        lr: learning rate.
+        momentum: of SGD; the velocity starts at zero in every round.
+        train_head: whether the head is trained too.
+    """
 
     epochs: int
     batch_size: int

@@ -1,4 +1,4 @@
-"""What a client measures after its update: the curvature of its loss, its time of training.
+"""The measurements of a client after its update: the curvature of its loss, its time of training.
 
 H_il stands for |D_i| F_l, F the Fisher information of one example at m_i. Under targets drawn from
 the model itself, gradients have mean zero. So for the mean gradients g, g' of the two halves of a
@@ -33,7 +33,7 @@ ANSWERS: Mapping[str, Kind] = {
     "curvature": Measurements(),  # [C, L]: h_il
     "curvature_squares": Measurements(),  # [C, L]: tr(H_il^2) / d_l^2
 }
-"""What clients send of it."""
+"""The measurements that clients send."""
 
 
 def measure(
@@ -96,7 +96,7 @@ def curvature(
 def fisher_gradient(
     problem: Problem, weights: Weights, x: Tensor, plan: Plan, generator: torch.Generator
 ) -> list[Tensor]:
-    """Return the mean gradient, tensor by tensor, for inputs x with targets that the model draws."""
+    """Return the mean gradient, tensor by tensor, for inputs x with targets drawn by the model."""
     network, inputs = problem.network, x.unsqueeze(0)
     y = problem.likelihood.sample(network.outputs(weights, inputs)[0], generator).unsqueeze(0)
     rows = torch.arange(len(x)).unsqueeze(0)

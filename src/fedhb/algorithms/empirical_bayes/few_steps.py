@@ -51,7 +51,7 @@ ANSWERS: Mapping[str, Kind] = {
     "reach_squares": Measurements(),  # [C, L]: W^2
     "reach_noise": Measurements(),  # [C, L]: R
 }
-"""What clients send of it; zeros from clients that took many steps."""
+"""The numbers that clients send; zeros from clients that took many steps."""
 
 
 class GradientSums(NamedTuple):

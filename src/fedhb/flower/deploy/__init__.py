@@ -1,1 +1,1 @@
-"""A federation on Flower, made ready (`app_files`) and tried on this machine (`local_federation`)."""
+"""A federation on Flower: its files (`app_files`), and a trial on this machine."""

@@ -66,7 +66,7 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
 
     def environment(self, home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a Flower process: its home, and this Python's commands first."""
+        """Return a Flower process's environment: its home, and this Python's commands first."""
         commands = str(Path(sys.executable).parent)
         path = f"{commands}{os.pathsep}{os.environ.get('PATH', '')}"
         return {

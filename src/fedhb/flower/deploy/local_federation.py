@@ -162,8 +162,8 @@ def up(
     for key in keys:
         if not key.exists():
             raise InputError(
-                f"{key} is missing: fedhb deploy init {folder} --nodes {len(configs)} makes one for "
-                "every node"
+                f"{key} is missing: fedhb deploy init {folder} --nodes {len(configs)} makes one "
+                "for every node"
             )
     out = RunFolder(str(rules["out"]))
     known = len(refusals(out))  # of the runs that this one resumes

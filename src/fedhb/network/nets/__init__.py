@@ -1,4 +1,4 @@
-"""Networks for the paper's data sets. Each is an ordinary torch module whose head is a linear layer named `head`."""
+"""Networks for the paper's data sets: torch modules whose head is a linear layer named `head`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ DEFAULT = {
     "cifar-100-coarse": "mobilenet",
     "cifar-100-c": "mobilenet",
 }
-"""The paper's backbone for each data set; an MLP for every other."""
+"""The paper's backbone for each data set; all others have an MLP."""
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no network has."""
     if name not in NETS:
         raise InputError(
-            f"unknown model {name!r}: choose from {', '.join(NETS)}, or pkg.mod:factory for your own"
+            f"unknown model {name!r}: choose from {', '.join(NETS)}, or give pkg.mod:factory for a "
+            "network of your own"
         )
 
 
 def build(name: str, input_shape: Sequence[int], num_outputs: int, **options: float) -> nn.Module:
-    """A network by name, for inputs of this shape (without the batch axis)."""
+    """Make a network by name, for inputs of this shape (without the batch axis)."""
     check_name(name)
     return NETS[name](tuple(input_shape), num_outputs, **options)
 

@@ -1,4 +1,7 @@
-"""The small convolutional network for EMNIST: the paper says "two hidden layers" and no more (docs/deviations.md)."""
+"""The small convolutional network for EMNIST.
+
+The paper says only that it has "two hidden layers" (docs/deviations.md).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from fedhb.errors import InputError
 
 
 def convnet(input_shape: Sequence[int], num_outputs: int, hidden: int = 0) -> nn.Sequential:
-    """Two 3x3 convolutions (16 and 32 channels, padding 1), each with 2x2 max pooling and ReLU, and a linear head.
+    """Make a network of two 3x3 convolutions and a linear head.
 
-    On 28x28 images the body has 4,800 weights and the head of 47 classes 74,000: a method that trains the body has little to
-    train. 128 `hidden` units before the head make that 205,632 and 6,000.
+    The convolutions have 16 and 32 channels and padding 1; each is followed by 2x2 max pooling and
+    ReLU. On 28x28 images the body has 4,800 weights and a head of 47 classes 74,000, so a method
+    that trains only the body trains few weights. With `hidden` = 128 units before the head it is
+    205,632 and 6,000.
 
-    The maximum of rectified values is the rectified maximum: ReLU after the pooling gives the same from a quarter of them.
+    ReLU comes after the pooling: max(relu(x)) = relu(max(x)), for a quarter of the values.
     """
     if len(input_shape) != 3:
         raise InputError(
-            f"a convnet needs images [channels, height, width], not inputs of shape {tuple(input_shape)}: use mlp"
+            "a convnet needs images [channels, height, width], not inputs of shape "
+            f"{tuple(input_shape)}: use mlp"
         )
     if hidden < 0:
         raise InputError(f"hidden={hidden}: give the number of hidden units, or 0 for none")

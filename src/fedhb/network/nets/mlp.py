@@ -12,7 +12,7 @@ from fedhb.errors import InputError
 
 
 def mlp(input_shape: Sequence[int], num_outputs: int, hidden: int = 256) -> nn.Sequential:
-    """Flatten, one hidden layer of ReLU units, head."""
+    """Make a network of one hidden layer of ReLU units and a linear head, for flattened inputs."""
     if hidden < 1:
         raise InputError(f"hidden={hidden}: give the number of hidden units, at least 1")
     return nn.Sequential(

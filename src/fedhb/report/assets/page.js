@@ -1,4 +1,5 @@
-// Draws the plots of the page from its data. Every plot is drawn anew when methods are toggled, or light and dark are switched.
+// Draws the plots of the page from its data. All plots are drawn again when the reader shows or hides a method, or switches
+// between light and dark.
 (() => {
   "use strict";
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -29,12 +30,12 @@
     return size >= 1000 ? Math.round(value).toLocaleString("en").replaceAll(",", " ") : String(Number(value.toPrecision(4)));
   };
   const safe = (value) => String(value).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-  // not Math.min(...values): a call takes some 100,000 arguments at most
+  // Math.min(...values) would fail: a call takes some 100,000 arguments at most.
   const extent = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
   const methodOf = (name) => data.methods.find((method) => name === method.name || name.startsWith(`${method.name}, seed`));
   const visible = (series) => { const method = methodOf(series.name); return !method || shown.has(method.name); };
 
-  // ---- what all plots share
+  // ---- options that all plots share
   const base = (plot, phone) => {
     const ink = css("--ink"), soft = css("--soft"), line = css("--line");
     const label = { color: soft, fontSize: 12 };
@@ -61,50 +62,53 @@
     rows.map((row) => `<tr>${row.map((cell) => `<td>${safe(cell)}</td>`).join("")}</tr>`).join("") + "</tbody></table>";
   const row = (colour, name, value) => `<div><span class="dot" style="background:${colour}"></span>${safe(name)}: <b>${safe(value)}</b></div>`;
   const xs = (plot, series) => (plot.x_choices ? series.x[horizontal] : series.x);
+  const longestX = (series) => series.reduce((longest, bar) => (bar.x.length > longest.length ? bar.x : longest), []);
 
-  // names at the ends of lines, moved apart where the lines end close together; the axes are some 240 pixels high
+  // Move the names at the ends of lines apart where lines end close together; axes are some 240 pixels high.
   const spreadLabels = (series, log) => {
     const scale = (y) => (log ? Math.log(y) : y);
-    const all = series.flatMap((one) => one.data.map(([, y]) => y)).filter((y) => y !== null && (!log || y > 0)).map(scale);
+    const all = series.flatMap((line) => line.data.map(([, y]) => y)).filter((y) => y !== null && (!log || y > 0)).map(scale);
     const [low, high] = extent(all);
-    const named = series.filter((one) => one.endLabel && one.endLabel.show && one.data.length).map((one) => {
-      const last = one.data.filter(([, y]) => y !== null).at(-1)[1];
-      return { one, at: 240 * (high - scale(last)) / (high - low || 1) };
+    const named = series.filter((line) => line.endLabel && line.endLabel.show && line.data.length).map((line) => {
+      const last = line.data.filter(([, y]) => y !== null).at(-1)[1];
+      return { line, at: 240 * (high - scale(last)) / (high - low || 1) };
     }).sort((a, b) => a.at - b.at);
-    let before = -1e9;
-    for (const { one, at } of named) {
-      const moved = Math.max(at, before + 15);
-      one.endLabel.offset = [0, moved - at];
-      before = moved;
+    let previous = -1e9;
+    for (const { line, at } of named) {
+      const moved = Math.max(at, previous + 15);
+      line.endLabel.offset = [0, moved - at];
+      previous = moved;
     }
   };
 
-  // ---- the kinds of plots: each gives the options of a chart
+  // ---- the kinds of plots: each function returns the options of a chart
   const kinds = {
     lines(plot, phone) {
       const { option, axis, soft, line } = base(plot, phone);
       const lines = plot.series.filter(visible);
       const xLabel = plot.x_choices ? plot.x_choices[horizontal] : plot.x.label;
       const series = [];
-      for (const one of lines) {
-        const x = xs(plot, one);
-        const points = one.y.map((y, k) => [x[k], y]);
-        if (one.spread) {
-          const low = one.y.map((y, k) => [x[k], y === null ? null : y - (one.spread[k] || 0)]);
-          const width = one.y.map((y, k) => [x[k], y === null ? null : 2 * (one.spread[k] || 0)]);
+      const endLabels = !phone && lines.filter((curve) => !curve.faint).length <= 6 && !plot.diagonal && !plot.plain_ends;
+      for (const curve of lines) {
+        const x = xs(plot, curve);
+        const points = curve.y.map((y, k) => [x[k], y]);
+        if (curve.spread) {
+          const low = curve.y.map((y, k) => [x[k], y === null ? null : y - (curve.spread[k] || 0)]);
+          const width = curve.y.map((y, k) => [x[k], y === null ? null : 2 * (curve.spread[k] || 0)]);
           if (!plot.y.log) for (const [band, opacity] of [[low, 0], [width, 0.16]]) {
             series.push({
-              type: "line", name: `${one.name} ±`, data: band, stack: `band ${one.name}`, stackStrategy: "all", symbol: "none", silent: true,
-              lineStyle: { opacity: 0 }, areaStyle: { color: one.colour, opacity }, tooltip: { show: false }, z: 1,
+              type: "line", name: `${curve.name} ±`, data: band, stack: `band ${curve.name}`, stackStrategy: "all", symbol: "none",
+              silent: true, lineStyle: { opacity: 0 }, areaStyle: { color: curve.colour, opacity }, tooltip: { show: false }, z: 1,
             });
           }
         }
         series.push({
-          type: "line", name: one.name, data: points, color: one.colour, symbol: one.y.length > 30 || one.faint ? "none" : "circle", symbolSize: 6,
-          showSymbol: one.y.length <= 30, lineStyle: { width: one.faint ? 1 : 2.2, opacity: one.faint ? 0.35 : 1, type: one.dash || "solid" },
-          emphasis: { disabled: true }, z: one.faint ? 2 : 3,
-          endLabel: { show: !phone && !one.faint && lines.filter((l) => !l.faint).length <= 6 && !plot.diagonal && !plot.plain_ends,
-            formatter: () => one.name, color: one.colour, fontSize: 12, fontWeight: 600, distance: 6 },
+          type: "line", name: curve.name, data: points, color: curve.colour,
+          symbol: curve.y.length > 30 || curve.faint ? "none" : "circle", symbolSize: 6, showSymbol: curve.y.length <= 30,
+          lineStyle: { width: curve.faint ? 1 : 2.2, opacity: curve.faint ? 0.35 : 1, type: curve.dash || "solid" },
+          emphasis: { disabled: true }, z: curve.faint ? 2 : 3,
+          endLabel: { show: endLabels && !curve.faint, formatter: () => curve.name, color: curve.colour, fontSize: 12,
+            fontWeight: 600, distance: 6 },
         });
       }
       if (plot.diagonal) series.push({
@@ -112,8 +116,8 @@
         tooltip: { show: false }, z: 1,
       });
       if (!phone) spreadLabels(series, plot.y.log);
-      const names = lines.filter((one) => !one.faint).map((one) => one.name);
-      const ends = series.some((one) => one.endLabel && one.endLabel.show);
+      const names = lines.filter((curve) => !curve.faint).map((curve) => curve.name);
+      const ends = series.some((curve) => curve.endLabel && curve.endLabel.show);
       const widest = Math.max(0, ...names.map((name) => name.length));
       const unit = (percent) => ({ ...{}, formatter: (v) => (percent ? `${Math.round(100 * v)} %` : text(v)), color: soft, fontSize: 12 });
       option.grid.right = ends ? Math.min(190, 24 + 7.2 * widest) : option.grid.right;
@@ -123,11 +127,12 @@
           min: plot.diagonal ? 0 : plot.x_percent ? 0 : "dataMin", max: plot.diagonal ? 1 : "dataMax", splitLine: { show: false } }),
         yAxis: axis(plot.y, { type: plot.y.log ? "log" : "value", scale: !plot.diagonal, axisLabel: unit(plot.y.percent),
           nameTextStyle: { color: soft, fontSize: 12, align: "left" }, nameLocation: "end", nameGap: 10,
-          max: plot.diagonal ? 1 : plot.y.percent ? (found) => (found.max > 0.9 ? 1 : null) : null, min: plot.diagonal ? 0 : null, name: "" }),
+          max: plot.diagonal ? 1 : plot.y.percent ? (values) => (values.max > 0.9 ? 1 : null) : null, min: plot.diagonal ? 0 : null,
+          name: "" }),
         dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false }],
         tooltip: { ...option.tooltip, trigger: "axis", axisPointer: { type: "line", lineStyle: { color: line } },
-          formatter: (found) => {
-            const rows = found.filter((f) => names.includes(f.seriesName));
+          formatter: (points) => {
+            const rows = points.filter((f) => names.includes(f.seriesName));
             if (!rows.length) return "";
             const at = plot.x_percent ? text(rows[0].value[0], true) : text(rows[0].value[0]);
             return `<div>${safe(xLabel)} ${at}</div>` + rows.map((f) => row(f.color, f.seriesName, text(f.value[1], plot.y.percent))).join("");
@@ -137,22 +142,23 @@
     bars(plot, phone) {
       const { option, axis, soft } = base(plot, phone);
       const bars = plot.series.filter(visible);
-      const many = Math.max(0, ...bars.map((one) => one.x.length));
+      const count = Math.max(0, ...bars.map((bar) => bar.x.length));
       const unit = { formatter: (v) => (plot.y.percent ? `${Math.round(100 * v)} %` : text(v)), color: soft, fontSize: 12 };
-      const longest = bars.reduce((found, one) => (one.x.length > found.length ? one.x : found), []);
       return {
-        ...option, legend: legend(soft, bars.map((one) => ({ name: one.name }))),
-        series: bars.map((one) => ({
-          type: plot.y.log ? "scatter" : "bar", symbolSize: 13, name: one.name, data: one.y, color: one.colour, barGap: "0%", barCategoryGap: plot.touching ? "8%" : many > 40 ? "10%" : "28%",
-          itemStyle: { opacity: 0.92 }, emphasis: { disabled: true },
+        ...option, legend: legend(soft, bars.map((bar) => ({ name: bar.name }))),
+        series: bars.map((bar) => ({
+          type: plot.y.log ? "scatter" : "bar", symbolSize: 13, name: bar.name, data: bar.y, color: bar.colour, barGap: "0%",
+          barCategoryGap: plot.touching ? "8%" : count > 40 ? "10%" : "28%", itemStyle: { opacity: 0.92 },
+          emphasis: { disabled: true },
         })),
-        xAxis: axis(plot.x, { type: "category", data: longest.map(String), nameLocation: "middle", nameGap: 30,
-          axisLabel: { color: soft, fontSize: 11, hideOverlap: true, interval: many > 24 ? "auto" : null, width: 120, overflow: "truncate" } }),
+        xAxis: axis(plot.x, { type: "category", data: longestX(bars).map(String), nameLocation: "middle", nameGap: 30,
+          axisLabel: { color: soft, fontSize: 11, hideOverlap: true, interval: count > 24 ? "auto" : null, width: 120,
+            overflow: "truncate" } }),
         yAxis: axis(plot.y, { type: plot.y.log ? "log" : "value", axisLabel: unit, name: "" }),
-        dataZoom: many > 24 ? [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false }] : [],
+        dataZoom: count > 24 ? [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false }] : [],
         tooltip: { ...option.tooltip, trigger: "axis", axisPointer: { type: "shadow" },
-          formatter: (found) => `<div>${safe(plot.x.label)} ${safe(found[0].axisValue)}</div>` +
-            found.map((f) => row(f.color, f.seriesName, text(f.value, plot.y.percent))).join("") },
+          formatter: (points) => `<div>${safe(plot.x.label)} ${safe(points[0].axisValue)}</div>` +
+            points.map((f) => row(f.color, f.seriesName, text(f.value, plot.y.percent))).join("") },
       };
     },
     heat(plot, phone, width) {
@@ -214,15 +220,18 @@
   const tables = {
     lines: (plot) => {
       const rows = [];
-      for (const one of plot.series.filter(visible)) {
-        const x = xs(plot, one);
-        one.y.forEach((y, k) => rows.push([one.name, text(x[k], plot.x_percent), text(y, plot.y.percent), one.spread ? text(one.spread[k], plot.y.percent) : ""]));
+      for (const line of plot.series.filter(visible)) {
+        const x = xs(plot, line);
+        line.y.forEach((y, k) => rows.push([line.name, text(x[k], plot.x_percent), text(y, plot.y.percent),
+          line.spread ? text(line.spread[k], plot.y.percent) : ""]));
       }
       return table(["series", plot.x_choices ? plot.x_choices[horizontal] : plot.x.label, plot.y.label, "±"], rows);
     },
-    bars: (plot) => table([plot.x.label, ...plot.series.filter(visible).map((one) => one.name)], plot.series.reduce((l, o) => (o.x.length > l.length ? o.x : l), []).map((name, k) =>
-      [name, ...plot.series.filter(visible).map((one) => text(one.y[k], plot.y.percent))])),
-    heat: (plot) => table([plot.labels[1], ...plot.rows], plot.columns.map((name, c) => [name, ...plot.values.map((row) => text(row[c], plot.most === 1))])),
+    bars: (plot) => table([plot.x.label, ...plot.series.filter(visible).map((bar) => bar.name)],
+      longestX(plot.series).map((name, k) =>
+        [name, ...plot.series.filter(visible).map((bar) => text(bar.y[k], plot.y.percent))])),
+    heat: (plot) => table([plot.labels[1], ...plot.rows], plot.columns.map((name, c) =>
+      [name, ...plot.values.map((row) => text(row[c], plot.most === 1))])),
     points: (plot) => table(["series", "client", plot.x.label, plot.y.label], plot.series.filter(visible).flatMap((group) =>
       group.points.map(([x, y, label]) => [group.name, label, text(x, plot.percent), text(y, plot.percent)]))),
   };
@@ -244,8 +253,8 @@
     }
     chart.resize();
     chart.setOption(kinds[plot.type](plot, place.clientWidth < 480, place.clientWidth), { notMerge: true });
-    const told = document.querySelector(`#figure-${outer.id} .told`);
-    if (told) told.textContent = plot.note || plot.alt;
+    const description = document.querySelector(`#figure-${outer.id} .told`);
+    if (description) description.textContent = plot.note || plot.alt;
     const details = document.querySelector(`#figure-${outer.id} details`);
     if (details.open) details.querySelector(".scroll").innerHTML = tables[plot.type](plot);
   }
@@ -266,7 +275,8 @@
   const methods = document.getElementById("methods");
   if (data.methods.length > 1) {
     methods.innerHTML = '<span class="name">Show</span>' + data.methods.map((method) =>
-      `<button type="button" aria-pressed="true" data-method="${safe(method.name)}"><span class="dot" style="background:${method.colour}"></span>${safe(method.name)}</button>`).join("");
+      `<button type="button" aria-pressed="true" data-method="${safe(method.name)}">` +
+      `<span class="dot" style="background:${method.colour}"></span>${safe(method.name)}</button>`).join("");
     methods.addEventListener("click", (event) => {
       const pressed = event.target.closest("button");
       if (!pressed) return;
@@ -286,14 +296,17 @@
       const pressed = event.target.closest("button");
       if (!pressed) return;
       horizontal = pressed.dataset.axis;
-      axisBar.querySelectorAll("button").forEach((one) => one.setAttribute("aria-pressed", String(one === pressed)));
+      axisBar.querySelectorAll("button").forEach((choice) =>
+        choice.setAttribute("aria-pressed", String(choice === pressed)));
       data.plots.filter((plot) => plot.x_choices).forEach(draw);
     });
   }
   button.addEventListener("click", () => { theme = root.dataset.theme === "dark" ? "light" : "dark"; applyTheme(); });
   wants.addEventListener("change", applyTheme);
-  let wide = window.innerWidth;
-  window.addEventListener("resize", () => { if (window.innerWidth !== wide) { wide = window.innerWidth; drawAll(); } });
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth !== width) { width = window.innerWidth; drawAll(); }
+  });
   window.fedhb = { charts, data };
   applyTheme();
 })();

@@ -167,7 +167,7 @@ def test_an_unfinished_run_is_used_with_a_word(run, tmp_path, monkeypatch):
     def stop(*given: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedhb.runs.run.evaluate", stop)
+    monkeypatch.setattr("fedhb.runs.run.Evaluation.results", stop)
     assert run("train", *SMALL, "--out", "x")[0] == 130
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
