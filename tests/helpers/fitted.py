@@ -24,11 +24,6 @@ module = importlib.import_module("fedhb.runs.fit")
 X = np.random.default_rng(7).normal(size=(9, FEATURES))
 
 
-def made_again(again: Any) -> Any:
-    """Return a context in which runs keep how their network is made again, as for fedhb's own."""
-    return mock.patch.object(module, "Model", partial(Model, again=again))
-
-
 def fit(
     model: Any = None, who: Any = None, algorithm: Any = None, again: Any = None, **options: Any
 ) -> Any:
@@ -41,7 +36,7 @@ def fit(
         "progress": False,
     } | options
     model = mlp(torch.float32) if model is None else model
-    with made_again(again):
+    with mock.patch.object(module, "Model", partial(Model, again=again)):
         return fedhb.fit(model, clients() if who is None else who, algorithm, **chosen)
 
 
