@@ -15,7 +15,7 @@ import fedhb
 from fedhb.algorithms import FedAvg
 from fedhb.algorithms.ensemble import Ensemble
 from fedhb.algorithms.several_networks import one
-from fedhb.algorithms.toolbox import num_bytes
+from fedhb.algorithms.toolbox import received_bytes
 
 SIZES = (9, 6, 4, 7, 8, 5)
 
@@ -60,7 +60,7 @@ def test_a_client_is_sent_one_network() -> None:
         algorithm = Ensemble(num_models=5, update=update)
         sent = algorithm.broadcast(algorithm.start(problem, RNG), [4, 0, 7])
         assert set(sent) <= set(algorithm.each) and all(len(value) == 3 for value in sent.values())
-        assert num_bytes(sent) == 3 * numbers * 8
+        assert received_bytes(algorithm, sent, 3) == 3 * numbers * 8
 
 
 @pytest.mark.parametrize("update", ["body", "full"])

@@ -52,15 +52,13 @@ def test_the_average_by_hand(weighted: bool) -> None:
     torch.testing.assert_close(server["theta"], by_found, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedbabu", "empirical-bayes", "mixture"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedbabu", "niw", "mixture"])
 def test_the_head_moves_only_where_it_is_trained(name: str) -> None:
     clients, plan = labelled(9, 6), plan_of(epochs=2)
     problem = problem_of(mlp(4, 5, 3), clients)
     network, before = problem.network, problem.network.head.clone()
     for update in ("body", "full"):
-        algorithm = fedhb.algorithms.build(
-            name, {"update": update} | ({"relax": False} if name == "empirical-bayes" else {})
-        )
+        algorithm = fedhb.algorithms.build(name, {"update": update})
         server = algorithm.start(problem, RNG)
         received = algorithm.broadcast(server, [0, 1])
         memory = algorithm.remember(problem, clients)
@@ -84,7 +82,9 @@ def test_the_head_moves_only_where_it_is_trained(name: str) -> None:
         assert torch.equal(network.head, before)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedbabu", "empirical-bayes", "mixture"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedprox", "fedbabu", "empirical-bayes", "niw", "mixture"]
+)
 @pytest.mark.parametrize("update", ["body", "full"])
 def test_personalisation_trains_body_and_head(name: str, update: str) -> None:
     clients = labelled(9, 6)

@@ -10,8 +10,9 @@ import torch
 from problems import RNG, labelled, mlp, plan_of
 from torch import nn
 
-from fedhb.algorithms import EmpiricalBayes, Federation, Problem
+from fedhb.algorithms import NIW, EmpiricalBayes, Federation, Personalised, Problem
 from fedhb.algorithms.empirical_bayes import few_examples
+from fedhb.algorithms.gaussian import Gaussian
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network
 
@@ -34,12 +35,19 @@ def test_factors_by_hand() -> None:
         dict(
             zip(
                 sizes,
-                few_examples.factors(torch.tensor(list(sizes)), plan, federation),
+                few_examples.epoch_factors(torch.tensor(list(sizes)), plan, federation),
                 strict=True,
             )
         )
         == sizes
     )
+
+
+def in_given_epochs(algorithm: EmpiricalBayes, problem: Problem, server: Any, *given: Any) -> Any:
+    """Personalise in the plan's own epochs, under the personal variance."""
+    personal = server | {"V0": server["personal_V0"]}
+    found: Personalised = Gaussian.personalise(algorithm, problem, personal, *given)
+    return found
 
 
 def problem_of(clients_in_all: int, examples: int) -> Problem:
@@ -51,13 +59,11 @@ def test_each_client_is_personalised_as_if_alone_and_in_its_place() -> None:
     algorithm, plan = EmpiricalBayes(p_do=1.0), dataclasses.replace(plan_of(2, 4), train_head=True)
     server = algorithm.start(problem, RNG)
     found = algorithm.personalise(problem, server, clients, {}, plan, RNG)
-    factors = few_examples.factors(clients.sizes, plan, problem.federation)
+    factors = few_examples.epoch_factors(clients.sizes, plan, problem.federation)
     assert factors == [4, 1, 4, 2, 4]
     for c, factor in enumerate(factors):
         longer = dataclasses.replace(plan, epochs=2 * factor)
-        alone = EmpiricalBayes(p_do=1.0, same_steps=False).personalise(
-            problem, server, clients.select([c]), {}, longer, RNG
-        )
+        alone = in_given_epochs(algorithm, problem, server, clients.select([c]), {}, longer, RNG)
         for key, value in alone.arrays().items():
             torch.testing.assert_close(found.arrays()[key][c : c + 1], value, rtol=1e-12, atol=0.0)
 
@@ -68,36 +74,33 @@ def test_with_the_usual_number_of_examples_nothing_changes() -> None:
         problem_of(2, 64),
         dataclasses.replace(plan_of(2, 4), train_head=True),
     )
-    server = EmpiricalBayes().start(problem, RNG)
-    either = [
-        EmpiricalBayes(same_steps=same).personalise(problem, server, clients, {}, plan, RNG).theta
-        for same in (True, False)
-    ]
+    algorithm = EmpiricalBayes()
+    given = (problem, algorithm.start(problem, RNG), clients, {}, plan, RNG)
+    either = [algorithm.personalise(*given).theta, in_given_epochs(algorithm, *given).theta]
     assert torch.equal(*either)
 
 
 @pytest.mark.parametrize(
-    ("change", "longer"),
+    ("algorithm", "longer"),
     [
-        ({}, True),
-        ({"same_steps": False}, False),
-        ({"kl_weight": 0.0}, False),
-        ({"dof": "full"}, False),
+        (EmpiricalBayes(), True),
+        (EmpiricalBayes(kl_weight=0.0), False),
+        (NIW(update="full"), False),
     ],
 )
 def test_only_a_learned_prior_has_more_steps(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], longer: bool
+    monkeypatch: pytest.MonkeyPatch, algorithm: Any, longer: bool
 ) -> None:
     """Nothing would hold a client with few examples where there is no such prior."""
     seen: list[int] = []
-    kept = EmpiricalBayes.fit
+    descend = Gaussian.descend
 
-    def fit(self: EmpiricalBayes, *args: Any, **more: Any) -> Any:
-        seen.append(args[4].epochs)
-        return kept(self, *args, **more)
+    def watched(self: Gaussian, *args: Any, **more: Any) -> Any:
+        seen.append(args[5].epochs)
+        return descend(self, *args, **more)
 
-    monkeypatch.setattr(EmpiricalBayes, "fit", fit)
-    problem, algorithm = problem_of(2, 64), EmpiricalBayes(**change)
+    monkeypatch.setattr(Gaussian, "descend", watched)
+    problem = problem_of(2, 64)
     plan = dataclasses.replace(plan_of(2, 4), train_head=True)
     algorithm.personalise(problem, algorithm.start(problem, RNG), labelled(4), {}, plan, RNG)
     assert seen == [16 if longer else 2]
@@ -109,18 +112,18 @@ def test_few_examples_reach_the_posterior_s_mode() -> None:
     """
     clients, problem = labelled(4), problem_of(10, 640)
     plan = dataclasses.replace(plan_of(8, 4, lr=0.02), train_head=True)
-    server = EmpiricalBayes().start(problem, RNG)
+    algorithm = EmpiricalBayes(p_do=1.0)
+    server = algorithm.start(problem, RNG)
 
-    def ends(algorithm: EmpiricalBayes, epochs: int) -> torch.Tensor:
-        found = algorithm.personalise(
-            problem, server, clients, {}, dataclasses.replace(plan, epochs=epochs), RNG
-        )
+    def ends(personalise: Any, epochs: int) -> torch.Tensor:
+        longer = dataclasses.replace(plan, epochs=epochs)
+        found = personalise(algorithm, problem, server, clients, {}, longer, RNG)
         return torch.cat([found.theta[0, 0], found.head[0, 0]])
 
-    mode = ends(EmpiricalBayes(p_do=1.0), 300)
+    mode = ends(EmpiricalBayes.personalise, 300)
     gaps = [
-        (ends(EmpiricalBayes(p_do=1.0, average=0.0, same_steps=same), 8) - mode).norm()
-        for same in (True, False)
+        (ends(personalise, 8) - mode).norm()
+        for personalise in (EmpiricalBayes.personalise, in_given_epochs)
     ]
     assert gaps[0] < 0.3 * gaps[1]
 
@@ -136,12 +139,10 @@ def test_running_statistics_of_few_examples_are_held_by_those_of_the_federation(
     server = algorithm.start(problem, RNG)
     server["buffers"] = server["buffers"] + 0.5
     found = algorithm.personalise(problem, server, clients, {}, plan, RNG)
-    assert few_examples.factors(clients.sizes, plan, problem.federation) == [8, 1]
+    assert few_examples.epoch_factors(clients.sizes, plan, problem.federation) == [8, 1]
     for c, (epochs, own) in enumerate(((16, 2 / 5), (2, 1.0))):
         longer = dataclasses.replace(plan, epochs=epochs)
-        alone = EmpiricalBayes(p_do=1.0, same_steps=False).personalise(
-            problem, server, clients.select([c]), {}, longer, RNG
-        )
+        alone = in_given_epochs(algorithm, problem, server, clients.select([c]), {}, longer, RNG)
         torch.testing.assert_close(found.theta[c], alone.theta[0], rtol=1e-12, atol=0.0)
         expected = own * alone.buffers[0] + (1 - own) * server["buffers"]
         torch.testing.assert_close(found.buffers[c], expected, rtol=1e-12, atol=1e-14)

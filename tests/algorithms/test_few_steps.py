@@ -1,36 +1,15 @@
-"""The prior of clients that take few steps: who tells of it."""
+"""The prior of clients that take few steps: which clients tell of it, and what they may say."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from problems import RNG, labelled, mlp, normal, plan_of
+from problems import labelled, mlp, normal
 from torch import Tensor
 
 import fedhb
-from fedhb.algorithms import EmpiricalBayes, Federation, Problem
-from fedhb.algorithms.empirical_bayes import few_steps, variances
-from fedhb.likelihood import Categorical
-from fedhb.network.vectors import Network
-
-
-def test_a_run_that_was_begun_before_there_were_sums_of_gradients_goes_on_without() -> None:
-    clients, problem = (
-        labelled(6, 7),
-        Problem(Network(mlp(4, 6, 3)), Categorical(3), Federation(2, 13, 3)),
-    )
-    algorithm, plan = EmpiricalBayes(), plan_of(epochs=1, lr=0.3, train_head=True)
-    server = algorithm.start(problem, RNG)
-    old = {key: value for key, value in server.items() if key != "gradients"}
-    found, _ = algorithm.local_update(
-        problem, algorithm.broadcast(server, [0, 1]), clients, {}, plan, RNG
-    )
-    summary = algorithm.summarise(problem, algorithm.broadcast(server, [0, 1]), found, RNG)
-    new, new_old = (algorithm.aggregate(problem, one, summary, RNG) for one in (server, old))
-    assert new.keys() - new_old.keys() == {"gradients"} and new["gradients"].all()
-    assert all(
-        torch.equal(new[key], value) for key, value in new_old.items() if key != "personal_V0"
-    )
+from fedhb.algorithms import EmpiricalBayes
+from fedhb.algorithms.empirical_bayes import few_steps, variance
 
 
 @pytest.mark.parametrize("begin", ["global", "last"])
@@ -47,15 +26,16 @@ def test_only_what_began_at_m0_tells(begin: str) -> None:
     assert run.state.server["gradients"].any() == (begin == "global")
 
 
-def cohort(count: float, *reached: float) -> Tensor:
+def sums(count: float, *reach: float) -> dict[str, Tensor]:
+    """Return a cohort's sums of few_steps.ANSWERS, for one tensor, and its count."""
+    values = torch.tensor(reach, dtype=torch.float64).unsqueeze(1)
+    return {**dict(zip(few_steps.ANSWERS, values, strict=True)), "count": torch.tensor(count)}
+
+
+def cohort(count: float, *reach: float) -> Tensor:
     """Return what the server keeps of a cohort with these sums of `reach`, and scatter."""
-    one = torch.ones(1, dtype=torch.float64)
-    return few_steps.seen(
-        5.0 * one,
-        2.0 * one,
-        torch.tensor(count).double(),
-        torch.tensor(reached, dtype=torch.float64),
-    )
+    ones = torch.ones(1, dtype=torch.float64)
+    return few_steps.sums_of(5.0 * ones, 2.0 * ones, sums(count, *reach))
 
 
 def test_a_cohort_of_which_one_took_many_steps_or_that_has_one_client_tells_nothing() -> None:
@@ -74,12 +54,10 @@ def test_clients_that_are_alike_differ_by_nothing_however_far_each_goes() -> Non
     W, g = torch.tensor([0.3, 0.1, 0.05, 0.6], dtype=torch.float64), normal(20, seed=2)
     moved = W.unsqueeze(1) * g
     X, Y = moved.square().sum().view(1), moved.sum(0).square().sum().view(1)
-    reached = torch.stack(
-        [torch.tensor(4.0).double(), W.sum(), W.square().sum(), torch.tensor(0.1).double()]
-    )
-    told = few_steps.seen(X, Y, torch.tensor(4.0).double(), reached)
-    assert told[0].item() == pytest.approx(0.0, abs=1e-12) and told[1] > 0
-    apart = few_steps.seen(X + 1.0, Y, torch.tensor(4.0).double(), reached)[0].item()
+    reached = sums(4.0, 4.0, W.sum().item(), W.square().sum().item(), 0.1)
+    told = few_steps.GradientSums(*few_steps.sums_of(X, Y, reached))
+    assert told.scatter.item() == pytest.approx(0.0, abs=1e-12) and told.noise > 0
+    apart = few_steps.sums_of(X + 1.0, Y, reached)[0].item()
     assert apart == pytest.approx(4.0 / (1.0 - 0.4625 / 1.05**2) / 0.4625)
 
 
@@ -90,12 +68,12 @@ def test_what_a_client_says_keeps_finite(W: float, squares: float) -> None:
 
 
 def test_gradients_count_up_to_what_there_was() -> None:
-    server = {"m0": torch.zeros(10)} | variances.unlearned(torch.ones(1, dtype=torch.float64))
+    server = variance.unlearned(torch.ones(1, dtype=torch.float64))
     gaps = normal(3, 10, seed=1)
     summary = {"m": gaps.sum(0), "squares": gaps.square().sum(0), "count": torch.tensor(3.0)}
-    summary["curvature"] = torch.tensor(
-        [3.0, 3e-6, 3.0, 3.0, 3.0, 3e-6, 3e-12, 3e-13], dtype=torch.float64
-    )
+    summary |= sums(3.0, 3.0, 3e-6, 3e-12, 3e-13)
+    for key in ("measured", "curvature", "curvature_squares"):
+        summary[key] = torch.full((1,), 3.0, dtype=torch.float64)
     for most in (100.0, 1000.0):
-        new = variances.learn(server, summary, [10], 1.0, 10.0, most)
-        assert new[variances.PERSONAL].item() == most > 10 * new["V0"].item()
+        new = variance.learn(server, summary, [10], 1.0, 10.0, most)
+        assert new[variance.PERSONAL].item() == most > 10 * new["V0"].item()

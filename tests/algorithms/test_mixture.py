@@ -1,4 +1,4 @@
-"""Mixture: prototypes that coincide, die and start again; the gate; predictions."""
+"""Mixture: prototypes that coincide, die and start again; predictions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from problems import (
     problem_of,
     vector_problem,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedhb
 from fedhb.algorithms import Mixture, Problem
-from fedhb.algorithms.toolbox import num_bytes
+from fedhb.algorithms.toolbox import answer_bytes, num_bytes
 from fedhb.clients.clients import Clients
-from fedhb.network.vectors import Network
 
 N, D, K = 9, 4, 3
 
@@ -60,7 +59,7 @@ def test_one_prototype_sends_no_gate() -> None:
         received = algorithm.broadcast(algorithm.start(problem, RNG), [0, 1])
         found, _ = algorithm.local_update(problem, received, clients, {}, plan, RNG)
         assert ("beta" in received) == ("beta" in found) == (count > 1)
-        assert (num_bytes(received), num_bytes(found) // len(clients)) == (down, up)
+        assert (num_bytes(received), answer_bytes(algorithm, found) // len(clients)) == (down, up)
 
 
 def test_far_prototypes_leave_everything_finite() -> None:
@@ -171,41 +170,6 @@ def test_a_prototype_that_starts_again_has_the_buffers_of_the_one_beside_it() ->
     )
 
 
-def test_the_gate_learns_the_nearest_prototype_and_is_averaged_alike() -> None:
-    """Alg. 7: a step on (x, j*), j* = argmin_j |m_i - r_j|, by hand; and 1/N_f sum_i beta_i,
-    whatever the clients' sizes.
-    """
-    clients = labelled(9, 2)
-    problem, lr = problem_of(mlp(4, 5, 3), clients), 0.1
-    algorithm = mixture(num_prototypes=3, sigma2=1e6)  # hardly a pull
-    theta = problem.network.theta
-    server = algorithm.start(problem, RNG) | {"r": torch.stack([theta, theta + 0.1, theta + 10.0])}
-    received = algorithm.broadcast(server, [0, 1])
-    found, _ = algorithm.local_update(
-        problem, received, clients, {}, plan_of(batch_size=9, lr=lr), RNG
-    )
-    distances = (found["m"].unsqueeze(1) - server["r"]).square().sum(-1)
-    assert distances.argmin(1).tolist() == [1, 1] and distances.argmax(1).tolist() == [
-        2,
-        2,
-    ]  # the centre is at theta + 3.4
-    network = problem.network.gate(3)
-    for c in range(2):
-        x, _ = clients.train.examples(c)
-
-        def loss(beta: Tensor, x: Tensor = x) -> Tensor:
-            hidden = torch.tanh(x.double() @ beta[:20].view(5, 4).T + beta[20:25])
-            logits = hidden @ network.head[:15].view(3, 5).T + network.head[15:]
-            return nn.functional.cross_entropy(logits, torch.full((len(x),), 1))
-
-        expected = server["beta"] - lr * torch.func.grad(loss)(server["beta"])
-        torch.testing.assert_close(found["beta"][c], expected, rtol=0, atol=1e-12)
-    new = algorithm.aggregate(
-        problem, server, algorithm.summarise(problem, received, found, RNG), RNG
-    )
-    torch.testing.assert_close(new["beta"], found["beta"].mean(0), rtol=0, atol=1e-12)
-
-
 def test_a_round_records_how_many_prototypes_are_at_work() -> None:
     """exp of the entropy of the clients' shares, which sum to one, for any number of clients."""
     algorithm, m = mixture(num_prototypes=K, sigma2=1e-3), normal(K, D, seed=1)
@@ -245,21 +209,3 @@ def test_prediction_mixes_probabilities_by_the_gate() -> None:
     ).abs().max() > 0.1
     alone = mixture(num_prototypes=1).predict(problem, {"r": server["r"][:1]}, x, RNG)
     torch.testing.assert_close(alone, by_prototype[0], rtol=0, atol=1e-14)
-
-
-def test_the_gates_head_is_the_same_everywhere() -> None:
-    module = mlp(4, 5, 3)
-    torch.manual_seed(1)
-    first = Network(module).gate(2)
-    torch.manual_seed(2)
-    second = Network(module).gate(2)
-    assert torch.equal(first.head, second.head) and len(first.head) == 2 * 5 + 2
-    assert torch.equal(first.theta, Network(module).theta)
-    assert not torch.equal(first.head, Network(mlp(4, 5, 3, seed=1)).gate(2).head)
-    bound = 5**-0.5
-    assert (
-        first.head.abs().max() < bound and first.head.std() > 0.2 * bound
-    )  # torch's range for a linear layer
-    assert (
-        isinstance(module[-1], nn.Linear) and module[-1].out_features == 3
-    )  # the module itself is as it was

@@ -30,7 +30,7 @@ from torch.nn.functional import softplus
 import fedhb
 from fedhb.algorithms import Problem
 from fedhb.algorithms.pfedbayes import PFedBayes
-from fedhb.algorithms.toolbox import num_bytes
+from fedhb.algorithms.toolbox import answer_bytes, num_bytes
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 from fedhb.network.vectors import Weights
@@ -219,7 +219,10 @@ def test_the_server_averages_by_size_and_2d_are_sent(update: str) -> None:
         len(v) for v in (problem.network.theta, problem.network.head, problem.network.buffers)
     )
     sent = 8 * (2 * d + (2 * h if update == "full" else 0) + buffers)
-    assert num_bytes(algorithm.broadcast(server, [0, 1])) == sent and num_bytes(found) == 2 * sent
+    assert (
+        num_bytes(algorithm.broadcast(server, [0, 1])) == sent
+        and answer_bytes(algorithm, found) == 2 * sent
+    )
 
 
 def test_draws_have_the_width_of_the_posterior() -> None:

@@ -82,9 +82,7 @@ def test_clipping_shortens_what_is_long_and_nothing_else():
     found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 6).run(
         server, range(6), plan(algorithm), rng
     )
-    lengths = Vectors.of(
-        {k: v for k, v in found.items() if k in ("theta", "head")}, server, ()
-    ).norms()
+    lengths = Vectors.of(found, server, algorithm).norms()
     summary, middle, extra = algorithm.sift(prob, server, found, rng, ())
     assert middle == pytest.approx(float(lengths.sort().values[2:4].mean())) and extra[
         "clipped"

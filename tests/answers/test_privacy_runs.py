@@ -18,7 +18,7 @@ from scipy import stats
 
 import fedhb
 from fedhb.algorithms import ALGORITHMS
-from fedhb.answers.privacy import Private, epsilon
+from fedhb.answers.privacy import Private, epsilon, releasing
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.in_process import InProcess
 from fedhb.errors import InputError
@@ -230,9 +230,14 @@ def test_chunks_do_not_matter():
     builders.assert_close(runs[0], runs[2], 1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(ALGORITHMS) - {"empirical-bayes", "mixture", "fedavg", "fedprox", "fedbabu"})
-)
+RELEASING = {"empirical-bayes", "niw", "mixture", "fedavg", "fedprox", "fedbabu"}
+
+
+def test_these_algorithms_declare_a_release():
+    assert set(releasing()) == RELEASING
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - RELEASING))
 def test_other_algorithms_are_refused(name):
     with pytest.raises(InputError, match=r"empirical-bayes.*mixture"):
         Private(fedhb.algorithms.build(name), privacy())

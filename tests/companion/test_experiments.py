@@ -10,7 +10,7 @@ from fedhb_paper import experiments, workbench
 
 
 def test_choosing(tmp_path):
-    more = '"niw S=5" = {algorithm = "empirical-bayes", niw = {num_samples = 5}}\n[cells.other]\ndataset = "mnist"\n'
+    more = '"niw S=5" = {algorithm = "niw", niw = {num_samples = 5}}\n[cells.other]\ndataset = "mnist"\n'
     write(tmp_path, SETTINGS.replace("niw = {}\n", "") + more)
     experiment = experiments.load(tmp_path, "small")
     assert len(experiments.choose(experiment)) == 2 * 3 * 3
@@ -18,9 +18,7 @@ def test_choosing(tmp_path):
         "one",
         "two epochs",
     }
-    assert {
-        k["variant"] for k in experiments.choose(experiment, algorithms=["empirical-bayes"])
-    } == {
+    assert {k["variant"] for k in experiments.choose(experiment, algorithms=["niw"])} == {
         "niw S=0",
         "niw S=5",
     }
@@ -116,7 +114,7 @@ def test_seeds_of_the_command_replace_those_of_the_file(tmp_path, run):
 def test_settings_with_a_mistake_are_refused(tmp_path):
     write(tmp_path, SETTINGS.replace("rounds = 3", "round = 3"))
     experiment = experiments.load(tmp_path, "small")
-    with pytest.raises(InputError, match=r"cell 'one', variant 'empirical-bayes'.*'round'"):
+    with pytest.raises(InputError, match=r"cell 'one', variant 'niw'.*'round'"):
         workbench.standing(experiment, experiments.choose(experiment))
     write(tmp_path, SETTINGS.replace("seeds = [0, 1]", ""))
     with pytest.raises(InputError, match="seeds"):
@@ -126,7 +124,7 @@ def test_settings_with_a_mistake_are_refused(tmp_path):
 def test_printed_numbers_are_read(tmp_path):
     write(
         tmp_path,
-        printed="cell,algorithm,task,metric,mean,std\na,empirical-bayes,up,formula,2d,\na,empirical-bayes,global,accuracy,1.50,0.25\n",
+        printed="cell,algorithm,task,metric,mean,std\na,niw,up,formula,2d,\na,niw,global,accuracy,1.50,0.25\n",
     )
     formula, number = experiments.load(tmp_path, "small").printed()
     assert (

@@ -25,17 +25,14 @@ def test_progress_of_several_stages_on_a_terminal():
     """Rich allows one display at a time; tuning begins one for every stage."""
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     shown = JobProgress("small", console)
-    job = jobs.Job(table.run, {}, {"cell": "one", "variant": "empirical-bayes", "seed": 0}, Path())
+    job = jobs.Job(table.run, {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
     for _ in range(2):
         shown.begin(1)
         shown.tell(job, 0.5, "round 1/2")
         shown.recorded({"key": job.key, "seconds": 1.0, "result": {"global": {"accuracy": 0.5}}})
     shown.close()
     shown.close()
-    assert (
-        console.file.getvalue().count("1/1 one, empirical-bayes, seed 0: 1.0 s, global 50.00 %")
-        == 2
-    )
+    assert console.file.getvalue().count("1/1 one, niw, seed 0: 1.0 s, global 50.00 %") == 2
 
 
 def test_long_work_says_how_it_goes_where_there_is_no_terminal(monkeypatch):
@@ -43,18 +40,18 @@ def test_long_work_says_how_it_goes_where_there_is_no_terminal(monkeypatch):
     clock = iter([0.0, 1.0, 1.0, 200.0, 200.0, 302.0, 302.0, 302.0, 400.0, 400.0])
     console = Console(file=io.StringIO(), width=200)
     shown = JobProgress("small", console)
-    job = jobs.Job(table.run, {}, {"cell": "one", "variant": "empirical-bayes", "seed": 0}, Path())
+    job = jobs.Job(table.run, {}, {"cell": "one", "variant": "niw", "seed": 0}, Path())
     shown.begin(1)
     for done in (1, 2, 3, 4):
         shown.tell(job, 0.5, f"round {done}/4")
-    assert console.file.getvalue() == "one, empirical-bayes, seed 0: round 3/4\n"
+    assert console.file.getvalue() == "one, niw, seed 0: round 3/4\n"
 
 
 def test_processes_change_nothing(tmp_path):
     write(tmp_path / "a")
     write(tmp_path / "b")
-    complete(tmp_path / "a", cells=["one"], algorithms=["empirical-bayes", "fedavg"])
-    complete(tmp_path / "b", cells=["one"], algorithms=["empirical-bayes", "fedavg"], processes=2)
+    complete(tmp_path / "a", cells=["one"], algorithms=["niw", "fedavg"])
+    complete(tmp_path / "b", cells=["one"], algorithms=["niw", "fedavg"], processes=2)
     a, b = (
         [plain(r) for r in sorted(lines(tmp_path / x), key=lambda r: records.identity(r["key"]))]
         for x in "ab"
@@ -65,11 +62,11 @@ def test_processes_change_nothing(tmp_path):
 def test_errors_come_back_from_processes(tmp_path):
     job = jobs.Job(
         table.run,
-        {"cells": {"c": {"dataset": "nosuch"}}, "variants": {"empirical-bayes": {}}},
+        {"cells": {"c": {"dataset": "nosuch"}}, "variants": {"niw": {}}},
         {},
         tmp_path,
     )
-    keys = [{"cell": "c", "variant": "empirical-bayes", "seed": seed} for seed in (0, 1)]
+    keys = [{"cell": "c", "variant": "niw", "seed": seed} for seed in (0, 1)]
     with pytest.raises(InputError, match="'nosuch'"):
         list(jobs.perform([replace(job, key=key) for key in keys], 2, lambda *told: None))
     with pytest.raises(RuntimeError, match="KeyError"):

@@ -58,42 +58,25 @@ def test_a_variant_overrides_its_cell_and_a_cell_the_common_settings():
         "common": {
             "rounds": 3,
             "lr": 0.5,
-            "empirical-bayes": {"kl_weight": 0.5, "p_do": 0.5},
+            "niw": {"kl_weight": 0.5, "p_do": 0.5},
             "model": {"hidden": 8},
         },
-        "cells": {
-            "c": {"rounds": 4, "empirical-bayes": {"p_do": 0.25}, "mixture": {"sigma2": 3.0}}
-        },
+        "cells": {"c": {"rounds": 4, "niw": {"p_do": 0.25}, "mixture": {"sigma2": 3.0}}},
         "variants": {
-            "empirical-bayes": {},
-            "other": {
-                "algorithm": "empirical-bayes",
-                "lr": 0.25,
-                "empirical-bayes": {"kl_weight": 0.125},
-            },
+            "niw": {},
+            "other": {"algorithm": "niw", "lr": 0.25, "niw": {"kl_weight": 0.125}},
         },
     }
     first, other = (
         run_grid.settings_of(content, {"cell": "c", "variant": v, "seed": 5})
-        for v in ("empirical-bayes", "other")
+        for v in ("niw", "other")
     )
-    assert (first.training.rounds, first.training.lr) == (4, 0.5)
-    assert (first.seed, first.place.workers) == (5, 1)
-    assert first.options == {
-        "empirical-bayes": {"kl_weight": 0.5, "p_do": 0.25},
-        "model": {"hidden": 8},
-    }
-    assert other.training.lr == 0.25 and other.options["empirical-bayes"] == {
-        "kl_weight": 0.125,
-        "p_do": 0.25,
-    }
+    assert (first.rounds, first.lr, first.seed, first.workers) == (4, 0.5, 5, 1)
+    assert first.options == {"niw": {"kl_weight": 0.5, "p_do": 0.25}, "model": {"hidden": 8}}
+    assert other.lr == 0.25 and other.options["niw"] == {"kl_weight": 0.125, "p_do": 0.25}
     flat = cells.resolved(content, {"cell": "c", "variant": "other", "seed": 5})
-    assert (
-        flat["empirical-bayes.kl_weight"] == 0.125
-        and flat["model.hidden"] == 8
-        and flat["model"] == "mlp"
-    )
-    assert flat["empirical-bayes.eps"] == build("empirical-bayes").eps and not any(
+    assert flat["niw.kl_weight"] == 0.125 and flat["model.hidden"] == 8 and flat["model"] == "mlp"
+    assert flat["niw.eps"] == build("niw").eps and not any(
         name.startswith("mixture") for name in flat
     )
 
@@ -130,16 +113,13 @@ def test_records_that_were_taken_at_other_places_are_not_averaged_with_the_other
 
 def test_what_there_was_before_a_setting():
     assert (
-        cells.before("empirical-bayes.along") is False and build("empirical-bayes").along
+        cells.before("niw.along") is False and build("niw").along
     )  # what was trained before it came did not go along
-    assert (
-        cells.before("lr") == 0.1
-        and cells.before("empirical-bayes.eps") == build("empirical-bayes").eps
-    )
+    assert cells.before("lr") == 0.1 and cells.before("niw.eps") == build("niw").eps
     assert (
         cells.before("model.hidden")
         is cells.before("nosuch")
-        is cells.before("empirical-bayes.nosuch")
+        is cells.before("niw.nosuch")
         is cells.MISSING
     )
 
@@ -159,9 +139,7 @@ def test_hold_out_clients_and_gates_are_recorded(tmp_path):
     mixture = next(r["result"] for r in records if r["key"]["variant"] == "mixture")
     assert mixture["holdout_global"]["accuracy"] > 0 and set(mixture["gates"]) == set(gates.GATES)
     assert mixture["gates"]["learned"] == mixture["global"]
-    assert "gates" not in next(
-        r["result"] for r in records if r["key"]["variant"] == "empirical-bayes"
-    )
+    assert "gates" not in next(r["result"] for r in records if r["key"]["variant"] == "niw")
     text = shown(table.tables(experiment.settings, [], records))
     assert (
         "novel clients, personalisation: c" in text and "mixtures: global accuracy by gate" in text
@@ -181,10 +159,7 @@ def test_global_prediction_without_what_clients_remember(tmp_path):
     experiment, records = complete(tmp_path)
     records = [r for r in records if r["key"]["seed"] == records[0]["key"]["seed"]]
     of = {r["key"]["variant"]: r for r in records}
-    assert (
-        "population" not in of["empirical-bayes"]["result"]
-        and "population" not in of["pfedbayes"]["result"]
-    )
+    assert "population" not in of["niw"]["result"] and "population" not in of["pfedbayes"]["result"]
     chosen = run_grid.settings_of(experiment.settings, of["fedpop"]["key"])
     run = train(chosen, None, progress=False)
     clients, _ = make_clients(chosen)
@@ -200,17 +175,14 @@ def test_global_prediction_without_what_clients_remember(tmp_path):
     assert result["population"]["nll"] == pytest.approx(sum(found) / len(found))
     assert result["population"]["nll"] != result["global"]["nll"]
     assert table.of_task(result, "population") == result["population"]
-    assert (
-        table.of_task(of["empirical-bayes"]["result"], "population")
-        == of["empirical-bayes"]["result"]["global"]
-    )
+    assert table.of_task(of["niw"]["result"], "population") == of["niw"]["result"]["global"]
     text = shown(table.tables(experiment.settings, [], records))
     without = text[
         text.index("global prediction by the server alone: c") : text.index("personalisation: c")
     ]
     assert (
         f"{result['population']['nll']:.3f}" in without
-        and f"{of['empirical-bayes']['result']['global']['nll']:.3f}" in without
+        and f"{of['niw']['result']['global']['nll']:.3f}" in without
     )
 
 
@@ -277,7 +249,7 @@ def test_convergence_keeps_the_curve(tmp_path):
     ]
     assert "f=0.5 2 diverged" in shown(convergence.tables(experiment.settings, [], lost))
     chosen = run_grid.settings_of(
-        experiment.settings, {"cell": "f=0.5", "variant": "empirical-bayes", "seed": 0}
+        experiment.settings, {"cell": "f=0.5", "variant": "niw", "seed": 0}
     )
     run = train(chosen, None, progress=False)
     assert [r["negative_elbo"] for r in run.records] == records[0]["result"]["negative_elbo"]
@@ -311,7 +283,7 @@ def test_novel_clients_personalise_with_n_examples(tmp_path):
     text = shown(novel_users.tables(experiment.settings, [], records))
     assert "c: nll of novel clients" in text and "fedavg" in text and "diverged" not in text
     lost = [
-        {**r, "result": {"diverged": "said"}} if r["key"]["variant"] == "empirical-bayes" else r
+        {**r, "result": {"diverged": "said"}} if r["key"]["variant"] == "niw" else r
         for r in records
     ]
     assert "niw 2 diverged" in shown(novel_users.tables(experiment.settings, [], lost))
@@ -338,7 +310,7 @@ def test_costs(tmp_path):
     variants += (
         '"mixture K=5" = {algorithm = "mixture", mixture = {num_prototypes = 5, update = "body"}}'
     )
-    printed = "cell,algorithm,task,metric,mean,std\nc,empirical-bayes,down,formula,2d,\nc,empirical-bayes,client,formula,F + B + O(d),\n"
+    printed = "cell,algorithm,task,metric,mean,std\nc,niw,down,formula,2d,\nc,niw,client,formula,F + B + O(d),\n"
     text = settings("costs", '[cells.c]\ndataset = "digits"', variants, "repeats = 2").replace(
         "seeds = [0, 1]", "seeds = [0]"
     )
@@ -350,7 +322,7 @@ def test_costs(tmp_path):
         for name, r in found.items()
     }
     assert (
-        ways["empirical-bayes"] == [2, 1]
+        ways["niw"] == [2, 1]
         and ways["mixture"] == [3, 2]
         and ways["mixture K=5"] == [6, 2]
         and ways["fedbabu"] == [1, 1]
@@ -366,7 +338,7 @@ def test_costs(tmp_path):
         and " ms" in text
     )
     text = shown(costs.tables(experiment.settings, [], records))
-    assert f"{found['empirical-bayes']['seconds']['client']:.4f}" in text
+    assert f"{found['niw']['seconds']['client']:.4f}" in text
 
 
 def test_the_median_leaves_the_first_out(monkeypatch):
@@ -422,10 +394,7 @@ def test_printed_numbers_of_the_paper():
     assert len(rows) == 100 + 160 + 144 + 16
     assert rows["all_mnist", "mnist tau=1", "fedpa", "global"] == (93.38, None)
     assert rows["all_mnist", "emnist tau=1", "fedbabu", "personalised"] == (83.09, None)
-    assert rows["all_mnist", "fashion-mnist tau=5", "empirical-bayes", "personalised"] == (
-        89.91,
-        None,
-    )
+    assert rows["all_mnist", "fashion-mnist tau=5", "niw", "personalised"] == (89.91, None)
     assert rows["cifar_body", "s=10 f=1.0 tau=1", "mixture", "global"] == (49.52, 0.88)
     assert rows["cifar_body", "s=100 f=0.1 tau=10", "pfedbayes", "global"] == (28.21, 1.42)
     assert rows["cifar_c_more_k", "s=100 f=1.0 tau=4", "centralised", "holdout_personalised"] == (

@@ -34,7 +34,7 @@ def test_ours_beside_the_printed(tmp_path, run):
     values = [
         100 * r["result"]["global"]["accuracy"]
         for r in lines(tmp_path)
-        if r["key"]["cell"] == "one" and r["key"]["variant"] == "empirical-bayes"
+        if r["key"]["cell"] == "one" and r["key"]["variant"] == "niw"
     ]
     mean, deviation = sum(values) / 2, abs(values[0] - values[1]) / 2**0.5
     assert f"{mean:.2f} ±{deviation:.2f}" in printed

@@ -24,7 +24,7 @@ def test_a_record_says_how_it_came_about(tmp_path):
     assert record["key"] == {"cell": "one", "variant": "niw S=0", "seed": 0}
     assert set(record["result"]["global"]) == {"accuracy", "nll", "brier", "ece"}
     assert (
-        record["settings"]["empirical-bayes.num_samples"] == 0
+        record["settings"]["niw.num_samples"] == 0
         and record["settings"]["rounds"] == 3
         and record["settings"]["model.hidden"] == 8
     )
@@ -187,20 +187,17 @@ def test_a_setting_that_is_new_matters_only_where_it_is_not_what_there_was_befor
 
 def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
     now = {
-        "empirical-bayes.dof": "per_layer",
-        "empirical-bayes.relax": True,
-        "empirical-bayes.along": True,
-        "empirical-bayes.same_steps": True,
+        "niw.dof": "per_layer",
+        "niw.relax": True,
+        "niw.along": True,
+        "niw.same_steps": True,
         "lr": 0.1,
     }
-    record = {"settings": {"empirical-bayes.dof": "per_layer", "empirical-bayes.relax": True}}
-    assert records.changed(record, now, cells.effective) == [
-        "empirical-bayes.along",
-        "empirical-bayes.same_steps",
-    ]
+    record = {"settings": {"niw.dof": "per_layer", "niw.relax": True}}
+    assert records.changed(record, now, cells.effective) == ["niw.along", "niw.same_steps"]
     for other in (
-        {"empirical-bayes.relax": False, "empirical-bayes.same_steps": False},
-        {"empirical-bayes.dof": "full"},
+        {"niw.relax": False, "niw.same_steps": False},
+        {"niw.dof": "full"},
     ):  # where it does nothing
         assert (
             records.changed({"settings": record["settings"] | other}, now | other, cells.effective)
@@ -208,9 +205,7 @@ def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
         )
         assert (
             records.changed(
-                {"settings": now | other},
-                now | other | {"empirical-bayes.along": False},
-                cells.effective,
+                {"settings": now | other}, now | other | {"niw.along": False}, cells.effective
             )
             == []
         )

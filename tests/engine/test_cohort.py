@@ -60,13 +60,10 @@ def test_the_summary_does_not_grow_with_the_cohort():
                 sum(value.numel() for value in summary.values()),
             )
         assert largest[4] == largest[12] and summed[4] == summed[12], name
-        if name in (
-            "empirical-bayes-body",
-            "fedavg-body",
-        ):  # NIW: sums of differences and of squares; FedAvg: of differences
-            assert summed[4] // prob.network.num_params == (
-                2 if name == "empirical-bayes-body" else 1
-            )
+        # sums of differences and of squares, or of differences alone
+        vectors = {"empirical-bayes-body": 2, "niw-body": 2, "fedavg-body": 1}
+        if name in vectors:
+            assert summed[4] // prob.network.num_params == vectors[name]
 
 
 def sizes(network: Any) -> tuple[int, int]:
@@ -82,10 +79,10 @@ def test_bytes_are_those_of_the_vectors_sent(dtype):
             d + 4,
             d + 13,
         ),  # two variances a tensor; of curvature, time and the way of few steps 3 + 5 L numbers
-        "niw-full": (d + h + 8, d + h + 23),
+        "empirical-bayes-full": (d + h + 8, d + h + 23),
         "empirical-bayes-last": (d + h + 8, d + h + 23),
-        "niw-printed-body": (2 * d, d),
-        "niw-printed-full": (2 * d + h, d + h),
+        "niw-body": (2 * d, d),
+        "niw-full": (2 * d + h, d + h),
         "mixture-body": (3 * d, 2 * d),
         "mixture-full": (3 * d + h, 2 * d + h),
         "mixture-three": (4 * d + h, 2 * d + h),

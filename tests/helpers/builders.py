@@ -155,13 +155,8 @@ def cases() -> dict[str, Any]:
     found["ensemble-preset"] = build(
         "ensemble", {"mode": "preset", "num_models": 3, "update": "full"}
     )
-    found["empirical-bayes-unrelaxed"] = fedhb.EmpiricalBayes(relax=False)
     found["empirical-bayes-dropout"] = fedhb.EmpiricalBayes(p_do=0.7, num_samples=2)
-    printed = {"dof": "full", "kl_weight": 1e-4, "num_samples": 1, "average": 0.0}
-    found |= {
-        f"niw-printed-{update}": fedhb.EmpiricalBayes(update=update, **printed)
-        for update in ("body", "full")
-    }
+    found["niw-coordinate"] = fedhb.NIW(dof="per_coordinate", update="full")
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhb.algorithms import Arrays, EmpiricalBayes, Federation, Mixture, Plan, Problem
+from fedhb.algorithms import NIW, Arrays, Federation, Mixture, Plan, Problem
 from fedhb.algorithms.toolbox import add, repeat
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical, Likelihood
@@ -104,7 +104,7 @@ def examples(clients: Clients, c: int) -> tuple[Tensor, Tensor]:
 # ---- the paper's algorithms as printed, whatever the defaults are; options say what differs
 
 
-def niw(**options: Any) -> EmpiricalBayes:
+def niw(**options: Any) -> NIW:
     printed = {
         "p_do": 0.999,
         "eps": 1e-4,
@@ -113,7 +113,7 @@ def niw(**options: Any) -> EmpiricalBayes:
         "dof": "full",
         "precision": "mode",
     }
-    return EmpiricalBayes(
+    return NIW(
         **{
             "kl_weight": 1.0,
             "num_samples": 1,

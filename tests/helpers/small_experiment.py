@@ -31,14 +31,14 @@ dataset = "digits"
 local_epochs = 2
 [variants]
 niw = {{}}
-"niw S=0" = {{algorithm = "empirical-bayes", niw = {{num_samples = 0}}}}
+"niw S=0" = {{algorithm = "niw", niw = {{num_samples = 0}}}}
 fedavg = {{}}
 """
 
 PRINTED = """cell,algorithm,task,metric,mean,std
-one,empirical-bayes,global,accuracy,97.80,0.12
+one,niw,global,accuracy,97.80,0.12
 one,fedavg,global,accuracy,97.16,
-two epochs,empirical-bayes,personalised,accuracy,98.00,1.50
+two epochs,niw,personalised,accuracy,98.00,1.50
 """
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network, Weights
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 
@@ -28,8 +28,7 @@ def one_step(network: Network, clients: Clients, p_do: float, pull: Pull | None 
         clients,
         plan,
         RNG,
-        pull=pull,
-        p_do=p_do,
+        Penalty(pull, p_do=p_do),
     )[0]
 
 

@@ -5,36 +5,30 @@ a truth found again.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 from problems import initial, labelled, mlp, normal, plan_of
-from torch import Tensor
 
 import fedhb
-from fedhb.algorithms import EmpiricalBayes, Federation, Problem
-from fedhb.algorithms.empirical_bayes import variances
+from fedhb.algorithms import EmpiricalBayes, Federation, Problem, objectives
+from fedhb.algorithms.empirical_bayes import curvature, variance
+from fedhb.algorithms.empirical_bayes.variance import Evidence
 from fedhb.likelihood import Categorical
-from fedhb.network.vectors import Network, Weights
+from fedhb.network.vectors import Network, per_weight, tensor_sizes
 from fedhb.seeding import Randomness
 
 
-def measure(problem: Problem, weights: Weights, *rest: Any) -> Tensor:
-    """Return the measurements of clients that found these weights."""
-    return variances.measure(
-        problem, {"m": weights.theta, "head": weights.head}, weights, *rest, None
-    )
-
-
-def seen_of(s: float, h: float, clients: float = 7.0) -> Tensor:
-    return torch.tensor([[clients], [clients * s], [2.0], [2.0 * h]], dtype=torch.float64)
+def evidence_of(s: float, h: float, square: float = 0.0, clients: float = 7.0) -> Evidence:
+    """Return the evidence of clients with mean scatter s; two measured h and tr(H^2) / d^2."""
+    rows = (clients, clients * s, 2.0, 2.0 * h, 2.0 * square)
+    return Evidence(*(torch.tensor([value], dtype=torch.float64) for value in rows))
 
 
 @pytest.mark.parametrize(("s", "h"), [(1e-6, 0.1), (0.3, 2.0), (5.0, 1e3), (1e-3, 1e-4)])
 def test_u_and_v_minimise_the_objective(s: float, h: float) -> None:
-    seen = seen_of(s, h)
-    u = variances.best_variance(seen).requires_grad_()
+    seen = evidence_of(s, h)
+    u = variance.best_variance(seen).requires_grad_()
     (slope,) = torch.autograd.grad((s / u + torch.log1p(u * h)).sum(), u)
     assert abs(slope.item()) * u.item() < 1e-10
     v = (1.0 / (1.0 / u.detach() + h)).requires_grad_()
@@ -45,31 +39,34 @@ def test_u_and_v_minimise_the_objective(s: float, h: float) -> None:
     assert abs(slope.item()) * v.item() < 1e-10
     # with the best v the free energy is the evidence, Occam's factor and all
     assert free.item() == pytest.approx(
-        0.5 * s / u.item() + variances.occam(u.detach(), seen, [1]).item(), rel=1e-12
+        0.5 * s / u.item() + variance.occam(u.detach(), seen, [1]).item(), rel=1e-12
     )
 
 
 def test_limits() -> None:
-    assert variances.best_variance(seen_of(0.3, 1e12)).item() == pytest.approx(
+    assert variance.best_variance(evidence_of(0.3, 1e12)).item() == pytest.approx(
         0.3, rel=1e-6
     )  # data say all: the scatter itself
-    assert variances.best_variance(seen_of(1e-10, 0.1)).item() == pytest.approx(
+    assert variance.best_variance(evidence_of(1e-10, 0.1)).item() == pytest.approx(
         (1e-10 / 0.1) ** 0.5, rel=1e-3
     )
-    assert 0 < variances.best_variance(seen_of(0.0, 0.0)).item() < float("inf")
+    assert 0 < variance.best_variance(evidence_of(0.0, 0.0)).item() < float("inf")
 
 
 def test_curvature_is_the_fisher_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean over many draws of batches and targets, against the sum over classes of p |gradient|^2."""
-    monkeypatch.setattr(variances, "MEASURED", 1.0)
+    monkeypatch.setattr(curvature, "SHARE", 1.1)
     clients, network = labelled(40, 24), Network(mlp(4, 5, 3))
     problem = Problem(network, Categorical(3), Federation(2, 64, 3))
     weights, plan = initial(network, 2), dataclasses.replace(plan_of(1, 8), train_head=True)
-    draws = torch.stack(
-        [measure(problem, weights, clients, plan, Randomness(0, r))[:, 2:10] for r in range(3000)]
-    ).double()
+    rounds = [
+        curvature.measure(problem, weights, clients, plan, Randomness(0, r)) for r in range(3000)
+    ]
+    assert all(measured["measured"].all() for measured in rounds)
+    keys = ("curvature", "curvature_squares")
+    draws = torch.stack([torch.cat([measured[key] for key in keys], 1) for measured in rounds])
     found, error = draws.mean(0), draws.std(0) / 3000**0.5
-    counts = variances.layer_sizes(network, True)
+    counts = tensor_sizes(network, True)
     module = mlp(4, 5, 3)
     with torch.no_grad():
         for slot in (*network.body_slots, *network.head_slots):
@@ -117,7 +114,7 @@ def test_it_finds_the_truth_where_a_spike_collapses(truth: float) -> None:
             u = (
                 s.view(1).clamp_min(1e-9)
                 if spike
-                else variances.best_variance(seen_of(s.item(), h.item()))
+                else variance.best_variance(evidence_of(s.item(), h.item()))
             )
         ends.append(u.item())
     assert ends[0] == pytest.approx(truth, rel=0.1)
@@ -130,22 +127,17 @@ def test_u_under_concentrated_curvature_minimises_its_objective(
 ) -> None:
     """S/u + k log(1 + u T/k), S = d s and T = d h; with k = d it is the other one's."""
     d = 50
-    seen = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / k]], dtype=torch.float64)])
-    u = variances.personal_variance(seen, [d]).requires_grad_()
+    seen = evidence_of(s, h, h * h / k)
+    u = variance.personal_variance(seen, [d]).requires_grad_()
     (d * s / u + k * torch.log1p(u * d * h / k)).sum().backward()
     assert u.grad is not None and abs(u.grad.item()) < 1e-9 * d * s / u.item() ** 2
-    even = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / d]], dtype=torch.float64)])
-    torch.testing.assert_close(
-        variances.personal_variance(even, [d]), variances.best_variance(even)
-    )
+    even = evidence_of(s, h, h * h / d)
+    torch.testing.assert_close(variance.personal_variance(even, [d]), variance.best_variance(even))
     # more directions than there are weights, or less than one, are errors of measurement
     for square, bound in ((1e-9, d), (1e9, 1)):
-        odd = torch.cat(
-            [seen_of(s, h), torch.tensor([[2.0 * h * h * square]], dtype=torch.float64)]
-        )
-        at = torch.cat([seen_of(s, h), torch.tensor([[2.0 * h * h / bound]], dtype=torch.float64)])
+        odd, at = evidence_of(s, h, h * h * square), evidence_of(s, h, h * h / bound)
         torch.testing.assert_close(
-            variances.personal_variance(odd, [d]), variances.personal_variance(at, [d])
+            variance.personal_variance(odd, [d]), variance.personal_variance(at, [d])
         )
 
 
@@ -165,19 +157,18 @@ def test_it_finds_the_truth_where_few_directions_have_curvature(truth: float) ->
         (H @ H).diagonal(dim1=1, dim2=2).sum(1).mean() / d**2,
     )
     ends = []
-    for best in (variances.best_variance, lambda seen: variances.personal_variance(seen, [d])):
+    for best in (variance.best_variance, lambda seen: variance.personal_variance(seen, [d])):
         u, m0 = torch.tensor([1.0], dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
         for _ in range(200):
             m = torch.linalg.solve(H + torch.eye(d) / u, xy + m0 / u)
             m0 = m.mean(0)
-            row = torch.stack([2.0 * square]).view(1, 1)
-            seen = torch.cat([seen_of((m - m0).square().mean().item(), h.item()), row])
+            seen = evidence_of((m - m0).square().mean().item(), h.item(), square.item())
             u = best(seen)
-        ends.append((u.item(), variances.personal_variance(seen, [d]).item()))
+        ends.append((u.item(), variance.personal_variance(seen, [d]).item()))
     (rounds, read_off), (alone, _) = ends
     assert alone == pytest.approx(truth, rel=0.15)
-    # EmpiricalBayes's clients are fitted under the variance of the rounds, which holds them together: nearer
-    # the truth than it, and low
+    # In a run clients are fitted under the variance of the rounds, which holds them together: the
+    # personal one is nearer the truth than that, and low.
     assert rounds < 0.5 * truth and rounds < read_off < 0.75 * truth
 
 
@@ -196,14 +187,15 @@ def test_the_recorded_objective_is_least_at_the_learned_variance() -> None:
         progress=False,
     )
     server, problem = run.state.server, run.problem
-    count, scatter = server["evidence"][:2]
-    # clients whose scatter around m0 is the pooled one, in every layer
-    steps = variances.spread(
-        (scatter / count).sqrt(), variances.layer_sizes(problem.network, False)
-    )
+    evidence = Evidence.of(server)
+    # clients whose scatter around m0 is the pooled one, in every tensor
+    deviation = (evidence.scatter / evidence.answers).sqrt()
+    steps = per_weight(deviation, tensor_sizes(problem.network, False))
     m = server["m0"] + torch.stack([steps, -steps])
 
     def objective(scale: float) -> float:
-        return algorithm.server_objective(problem, server | {"V0": scale * server["V0"]}, m).item()
+        return objectives.server_objective(
+            algorithm, problem, server | {"V0": scale * server["V0"]}, m
+        ).item()
 
     assert objective(1.0) < min(objective(0.9), objective(1.1))

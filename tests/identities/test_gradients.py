@@ -13,7 +13,9 @@ from problems import RNG, initial, linear, normal, plan_of
 from torch import Tensor
 
 from fedhb.algorithms import Plan
-from fedhb.algorithms.empirical_bayes import few_steps, variances
+from fedhb.algorithms.contract import Arrays
+from fedhb.algorithms.empirical_bayes import few_steps, variance
+from fedhb.algorithms.empirical_bayes.curvature import training_time
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 from fedhb.network.vectors import Network
@@ -51,7 +53,8 @@ def test_reach_is_how_far_the_solver_goes(name: str, pull: float) -> None:
                 network, GaussianRegression(noise=flat), start, clients, plan, RNG, Penalty(prior)
             )[0].theta.squeeze(1)
         )
-    few, W, square, R = few_steps.reach([n], plan, torch.tensor([pull]), False)[0].tolist()
+    reach = few_steps.reach([n], plan, torch.tensor([pull]), False)
+    few, W, square, R = (reach[key].item() for key in few_steps.ANSWERS)
     assert few == 1 and square == pytest.approx(W**2)
     torch.testing.assert_close(
         moved[0], torch.full((count,), W, dtype=torch.float64), rtol=1e-5, atol=0.0
@@ -64,17 +67,19 @@ def test_reach_is_how_far_the_solver_goes(name: str, pull: float) -> None:
 
 def test_reach_is_that_of_each_client_and_of_few_steps() -> None:
     plan, precision = plan_of(1, 10, lr=0.3), torch.tensor([0.0, 5.0])
-    together = few_steps.reach([8, 31, 8, 60, 21], plan, precision, False)
-    for n, row in zip([8, 31, 8, 60, 21], together, strict=True):
-        torch.testing.assert_close(row, few_steps.reach([n], plan, precision, False)[0])
-    assert (
-        together[:, 0].tolist() == [1, 1, 1, 0, 1] and not together[3].any()
-    )  # sixty take six steps
-    merged = few_steps.reach([21], plan, precision, True)[
-        0
-    ]  # under batch norm a batch of one joins the one before it
+    sizes = [8, 31, 8, 60, 21]
+    together = few_steps.reach(sizes, plan, precision, False)
+    assert together.keys() == few_steps.ANSWERS.keys()
+    for c, n in enumerate(sizes):
+        alone = few_steps.reach([n], plan, precision, False)
+        for key, value in together.items():
+            torch.testing.assert_close(value[c], alone[key][0])
+    assert together["reach_count"].flatten().tolist() == [1, 1, 1, 0, 1]
+    assert not any(value[3].any() for value in together.values())  # sixty take six steps
+    # under batch norm a batch of one joins the one before it
+    merged = few_steps.reach([21], plan, precision, True)["reach"]
     torch.testing.assert_close(
-        merged[1:3], few_steps.reach([20], plan, precision * 20 / 21, False)[0, 1:3]
+        merged, few_steps.reach([20], plan, precision * 20 / 21, False)["reach"]
     )
 
 
@@ -88,9 +93,7 @@ CELLS = {
 }
 
 
-def summary_of(
-    clients: Clients, plan: Plan, m0: Tensor, H: Tensor, pull: float
-) -> dict[str, Tensor]:
+def summary_of(clients: Clients, plan: Plan, m0: Tensor, H: Tensor, pull: float) -> Arrays:
     """Return the sums that the server gets of clients with these Hessians [C, d, d] that train a
     linear network from m0.
     """
@@ -102,15 +105,17 @@ def summary_of(
         0
     ].theta
     h, square = H.diagonal(dim1=1, dim2=2).mean(1), (H @ H).diagonal(dim1=1, dim2=2).sum(1) / d**2
-    time = variances.training_time(clients.sizes, plan)
-    reached = few_steps.reach(clients.sizes.tolist(), plan, torch.tensor([pull]), False)
-    told = torch.cat([torch.stack([torch.ones(count).double(), time, h, square], 1), reached], 1)
+    reach = few_steps.reach(clients.sizes.tolist(), plan, torch.tensor([pull]), False)
     gaps = m - m0
     return {
         "m": gaps.sum(0),
         "squares": gaps.square().sum(0),
         "count": torch.tensor(float(count)),
-        "curvature": told.sum(0),
+        "measured": torch.tensor([float(count)]),
+        "time": training_time(clients.sizes, plan).sum(0, keepdim=True),
+        "curvature": h.sum(0, keepdim=True),
+        "curvature_squares": square.sum(0, keepdim=True),
+        **{key: value.double().sum(0) for key, value in reach.items()},
     }
 
 
@@ -133,22 +138,23 @@ def test_it_finds_the_truth_from_a_few_steps(truth: float, name: str) -> None:
         pairs.append((x.numpy(), (x @ theta[i] + normal(n, seed=9000 + i)).numpy()))
         H.append(x.mT @ x)
     clients, n0 = Clients.from_arrays(pairs), 50.0
-    server, examples = (
-        {"m0": m0} | variances.unlearned(torch.ones(1, dtype=torch.float64)),
-        sum(sizes) / count,
-    )
+    server = variance.unlearned(torch.ones(1, dtype=torch.float64))
+    examples = sum(sizes) / count
     for lr, part in ((plan.lr, range(0, 800)), (0.1 * plan.lr, range(800, count))):
         rows = list(part)
         summary = summary_of(
             clients.select(rows), replace(plan, lr=lr), m0, torch.stack([H[i] for i in rows]), pull
         )
-        server |= variances.learn(server, summary, [d], n0, examples, most=1.0)
-    seen, sums = server["evidence"], server["gradients"]
-    by_scatter = variances.personal_variance(seen, [d]).item()
-    steep = variances.steepness(seen, [d])
-    told = few_steps.variance(sums, seen[3] / seen[2], steep, examples).item()
+        server |= variance.learn(server, summary, [d], n0, examples, most=1.0)
+    evidence = variance.Evidence.of(server)
+    sums = few_steps.GradientSums(*server[few_steps.SUMS])
+    by_scatter = variance.personal_variance(evidence, [d]).item()
+    steep = variance.steepness(evidence, [d])
+    told = few_steps.variance(sums, variance.mean_curvature(evidence), steep, examples).item()
     uneven = 4 * steep.item() / examples  # k is too small where sizes differ, and u is
-    noise = (sums[1] / sums[2] * examples / steep).item()  # what batches differ by, in units of u
+    noise = (
+        sums.noise / sums.clients * examples / steep
+    ).item()  # what batches differ by, in units of u
     misfit = (
         (k + 1) / 4 * (truth + 0.01)
     )  # examples differ by more than their curvature, as m0 is not where theirs is least
@@ -159,6 +165,6 @@ def test_it_finds_the_truth_from_a_few_steps(truth: float, name: str) -> None:
     assert told == pytest.approx(expected, rel=0.1, abs=5 * error)
     assert noise < 0.2 or name == "a short last batch"
     assert uneven < 1.2 or name == "sizes, batches, a stiff prior"
-    assert server["V0"].item() / n0 == pytest.approx(variances.best_variance(seen).item())
-    assert server[variances.PERSONAL].item() / n0 == pytest.approx(max(told, by_scatter))
+    assert server["V0"].item() / n0 == pytest.approx(variance.best_variance(evidence).item())
+    assert server[variance.PERSONAL].item() / n0 == pytest.approx(max(told, by_scatter))
     assert truth == 0.0 or by_scatter < 0.5 * truth or name == "a short last batch"

@@ -1,5 +1,5 @@
-"""EmpiricalBayes's learned prior, by hand: two rounds of unequal clients of whom, in the second, only some
-measure their curvature.
+"""EmpiricalBayes by hand: two rounds of unequal clients of whom, in the second, only some measure
+their curvature.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from problems import labelled, mlp, plan_of
 from torch import Tensor
 
 from fedhb.algorithms import EmpiricalBayes, Federation, Problem
-from fedhb.algorithms.empirical_bayes import variances
+from fedhb.algorithms.empirical_bayes import curvature
 from fedhb.algorithms.empirical_bayes.few_steps import FEW
 from fedhb.algorithms.empirical_bayes.server_step import FACTOR, LAST, factor
 from fedhb.likelihood import Categorical
@@ -139,12 +139,11 @@ def test_two_rounds(kl_weight: float, lambda0: float, classes: int) -> None:
         )
         for c in range(N):
             generator = rng(c, "curvature")
-            if number == 1 or float(torch.rand((), generator=generator)) < variances.MEASURED:
+            if number == 1 or float(torch.rand((), generator=generator)) < curvature.SHARE:
                 own_weights = Weights(m[c : c + 1, :30], m[c : c + 1, 30:], torch.zeros(1, 0))
-                curvature = variances.curvature(
-                    problem, own_weights, clients.train.examples(c)[0], plan, generator
-                )
-                measured.append((D * curvature[:4], D**2 * curvature[4:]))
+                x, _ = clients.train.examples(c)
+                drawn = curvature.curvature(problem, own_weights, x, plan, generator)
+                measured.append((D * drawn[:4], D**2 * drawn[4:]))
         tr_H, k = traces(measured)
         s, h = scatter / (N * number), tr_H / D
         for layer, part in enumerate((m - m0).double().split(D.tolist(), 1)):

@@ -22,7 +22,7 @@ from problems import (
 from torch import Tensor
 
 import fedhb
-from fedhb.algorithms import NIW, FedBABU, FedProx, Problem
+from fedhb.algorithms import NIW, FedBABU, FedProx, Problem, objectives
 from fedhb.distributions import spiky_kl
 
 N, D, EXAMPLES = 7, 5, 40  # clients, weights, training examples of all clients
@@ -60,7 +60,7 @@ def test_the_servers_solution_minimises_its_objective(
     best = solved(algorithm, problem, m)
 
     def objective(m0: Tensor, V0: Tensor) -> Tensor:
-        return algorithm.server_objective(problem, {"m0": m0, "V0": V0}, m)
+        return objectives.server_objective(algorithm, problem, {"m0": m0, "V0": V0}, m)
 
     m0, V0 = best["m0"].requires_grad_(), best["V0"].requires_grad_()
     lowest = objective(m0, V0)

@@ -8,7 +8,7 @@ from problems import RNG, examples, linear, normal, plan_of, regression
 
 from fedhb.likelihood import GaussianRegression
 from fedhb.network.vectors import Network, Weights
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 MOMENTUM, LR = 0.9, 0.1
@@ -54,7 +54,7 @@ def test_training_solves_each_clients_penalised_regression(
         clients,
         plan,
         RNG,
-        pull=Pull(mu, target, shares),
+        Penalty(Pull(mu, target, shares)),
     )
     for c in range(3):
         x, y = examples(clients, c)

@@ -7,22 +7,29 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhb.algorithms.empirical_bayes.server_step import FACTOR, along, begin, lengths, relaxed
+from fedhb.algorithms.empirical_bayes import variance
+from fedhb.algorithms.empirical_bayes.server_step import (
+    FACTOR,
+    along,
+    at_rest,
+    lengthened,
+    stretch_of,
+)
 
 
 def descend(
-    shares: torch.Tensor, rounds: int, relax: bool, noise: float = 0.0
+    shares: torch.Tensor, rounds: int, lengthen: bool, noise: float = 0.0
 ) -> tuple[torch.Tensor, list[float]]:
     """m0 - m0* after so many rounds that go these shares of the way, and the factors."""
     gap = torch.ones_like(shares)
-    server, factors = {"m0": gap, **begin([gap])}, []
+    server, factors = {"m0": gap, **at_rest([gap])}, []
     for _ in range(rounds):
         new = {
             "m0": server["m0"]
             - shares * server["m0"]
             + noise * torch.randn(len(shares), dtype=shares.dtype)
         }
-        server = new | relaxed(server, new, ["m0"]) if relax else server | new
+        server |= new | lengthened(server, new, ["m0"]) if lengthen else new
         factors.append(server[FACTOR].item())
     return server["m0"], factors
 
@@ -30,25 +37,25 @@ def descend(
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.99])
 def test_one_curvature_is_solved_by_the_second_step(share: float) -> None:
     """omega_1 = 1/a, which ends at the optimum."""
-    gap, factors = descend(torch.full((5,), share, dtype=torch.float64), 2, relax=True)
+    gap, factors = descend(torch.full((5,), share, dtype=torch.float64), 2, lengthen=True)
     assert factors == [1.0, pytest.approx(1 / share)]
     assert gap.abs().max() < 1e-15
 
 
 def test_it_is_faster_where_the_data_say_little() -> None:
     shares = torch.logspace(-2, 0, 50, dtype=torch.float64)
-    plain, longer = (descend(shares, 60, relax)[0].norm() for relax in (False, True))
+    plain, longer = (descend(shares, 60, lengthen)[0].norm() for lengthen in (False, True))
     assert longer < 0.7 * plain
-    _, factors = descend(shares, 2000, relax=True)
+    _, factors = descend(shares, 2000, lengthen=True)
     assert all(1.0 <= omega <= 2.0 for omega in factors)
-    assert descend(shares, 2000, relax=True)[0].norm() < 1e-6  # and it converges
+    assert descend(shares, 2000, lengthen=True)[0].norm() < 1e-6  # and it converges
 
 
 def test_noise_is_not_lengthened() -> None:
     """Where each cohort moves m0 about and there is nothing to gain, the step is the usual one."""
     torch.manual_seed(0)
     _, factors = descend(
-        torch.full((10_000,), 0.5, dtype=torch.float64), 30, relax=True, noise=10.0
+        torch.full((10_000,), 0.5, dtype=torch.float64), 30, lengthen=True, noise=10.0
     )
     assert factors == [1.0] * 30
 
@@ -97,21 +104,18 @@ def test_a_prior_on_mu_is_weight_decay_while_clients_train(
         return float(m.mean())
 
     zero, share = torch.zeros(1, dtype=torch.float64), lambda0 / (count + lambda0)
-    summary = {"curvature": torch.tensor([0.0, count * time]), "count": torch.tensor(float(count))}
-    seen = torch.tensor(
-        [[9.0], [1.0], [0.0], [0.0], [0.0]], dtype=torch.float64
-    )  # nobody has measured a curvature
-    server = {"m0": torch.full((1,), 2.0, dtype=torch.float64), "evidence": seen}
-    omega, lost = lengths(server, summary, [1], zero + precision, share)
-    assert 1.0 < omega.item() < 2.0 and lost.item() > 1e-3
-    reached = relaxed(server | begin([zero]), {"m0": zero + flow(False)}, ["m0"], (omega, lost))[
-        "m0"
-    ].item()
-    assert reached == pytest.approx(flow(True), rel=1e-4)
+    summary = {"time": torch.tensor([count * time]), "count": torch.tensor(float(count))}
+    server = {"m0": torch.full((1,), 2.0, dtype=torch.float64)}
+    server |= variance.unlearned(zero)  # nobody has measured a curvature
+    stretch = stretch_of(server, summary, [1], zero + precision, share)
+    assert 1.0 < stretch.length.item() < 2.0 and stretch.decay.item() > 1e-3
+
+    def step_to(mean: torch.Tensor) -> torch.Tensor:
+        return lengthened(server | at_rest([zero]), {"m0": mean}, ["m0"], stretch)["m0"]
+
+    assert step_to(zero + flow(False)).item() == pytest.approx(flow(True), rel=1e-4)
     # d/dmu of lambda0 precision / 2 mu^2 at mu = N / (N + lambda0) m0 is the slopes' sum
     server["m0"] = (slopes.mean() / (share * precision)).reshape(1)
     step = -torch.expm1(torch.tensor(-time * precision)) / precision * slopes.mean()
-    stays = relaxed(server | begin([zero]), {"m0": server["m0"] + step}, ["m0"], (omega, lost))[
-        "m0"
-    ]
+    stays = step_to(server["m0"] + step)
     torch.testing.assert_close(stays, server["m0"], rtol=1e-6, atol=0.0)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network
 from fedhb.training.batches import Batch
+from fedhb.training.proximal import Penalty
 from fedhb.training.sgd import train
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -97,7 +98,8 @@ def stayed(network: Network, p_do: float, epochs: int = 1) -> Tensor:
         points.append(m[0].clone())
 
     plan = plan_of(epochs=epochs, batch_size=4, lr=1e-9, momentum=0.0)
-    train(network, Categorical(3), initial(network, 1), clients, plan, RNG, p_do=p_do, beside=keep)
+    start, penalty = initial(network, 1), Penalty(p_do=p_do)
+    train(network, Categorical(3), start, clients, plan, RNG, penalty, keep)
     return torch.stack([old == new for old, new in pairwise(points)]).double()
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_trials_are_different_and_begin_with_the_default(tmp_path):
     space = tune.Space.read(write(tmp_path), trials=5)
-    for method in ("empirical-bayes", "fedavg"):
+    for method in ("niw", "fedavg"):
         trials = list(space.trials(method).values())
         assert len(trials) == 5 and all(trials.count(choice) == 1 for choice in trials)
         assert trials[0] == space.default(method)
@@ -40,10 +40,10 @@ def test_draws_share_their_shared_values_and_do_not_depend_on_defaults_or_the_nu
 ):
     path = write(tmp_path, SPACE + "[own.fedbabu]\n")
     few, more = tune.Space.read(path, trials=3), tune.Space.read(path, trials=6)
-    assert few.trials("empirical-bayes").items() <= more.trials("empirical-bayes").items()
-    for n in few.trials("empirical-bayes").keys() & few.trials("fedbabu").keys() - {0}:
+    assert few.trials("niw").items() <= more.trials("niw").items()
+    for n in few.trials("niw").keys() & few.trials("fedbabu").keys() - {0}:
         for name in ("lr", "personal_epochs", "update"):
-            assert few.trials("empirical-bayes")[n][name] == few.trials("fedbabu")[n][name]
+            assert few.trials("niw")[n][name] == few.trials("fedbabu")[n][name]
     before = more.trials("fedbabu")
     number, choice = list(before.items())[2]
     monkeypatch.setattr(FedBABU, "training", {k: v for k, v in choice.items() if k in TRAINING})
@@ -57,11 +57,11 @@ def test_draws_share_their_shared_values_and_do_not_depend_on_defaults_or_the_nu
 def test_trial_0_is_what_the_space_begins_with(tmp_path, monkeypatch):
     """Adopting what was chosen as the default must not change what it was compared with."""
     path = write(tmp_path, SPACE + "[start.shared]\nlr = 0.07\n[start.niw]\nkl_weight = 0.5\n")
-    before = tune.Space.read(path).trials("empirical-bayes")
+    before = tune.Space.read(path).trials("niw")
     assert before[0]["lr"] == 0.07 and before[0]["kl_weight"] == 0.5
     monkeypatch.setattr("fedhb.algorithms.NIW.training", {"lr": 0.3, "personal_epochs": 9})
     after = tune.Space.read(path)
-    assert after.trials("empirical-bayes")[0]["lr"] == 0.07
+    assert after.trials("niw")[0]["lr"] == 0.07
     assert after.grid["variants"]["niw 0"]["lr"] == 0.07
 
 
@@ -97,7 +97,7 @@ def test_a_space_that_is_too_small_is_refused(tmp_path):
             (SPACE[SPACE.index("[[stages]]") : SPACE.index("[common]")], "stages = 3\n"),
             "stages.*tables",
         ),
-        (("kl_weight", "kl_wieght"), "empirical-bayes.*'kl_wieght'"),
+        (("kl_weight", "kl_wieght"), "niw.*'kl_wieght'"),
         (("\nlr = ", "\nschedule = ['step']\nlr = "), "shared.*'schedule'"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_space_that_would_spoil_the_comparison_is_refused(tmp_path, change, sa
     (tmp_path / "table/settings.toml").write_text("seeds = [16, 17]\n[cells.one]\nseeds = [18]\n")
     path = write(tmp_path, SPACE.replace(*change))
     with pytest.raises(InputError, match=says):
-        run(path, ["empirical-bayes"])
+        run(path, ["niw"])
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_every_method_has_the_same_budget(tmp_path):
     found, made = run(write(tmp_path))
     count = Counter((r["key"]["variant"].split()[0], r["key"]["cell"]) for r in made)
     assert count == {
-        ("empirical-bayes", "one"): 8,
+        ("niw", "one"): 8,
         ("fedavg", "one"): 8,
-        ("empirical-bayes", "two"): 6,
+        ("niw", "two"): 6,
         ("fedavg", "two"): 6,
     }
     assert {one.trials for one in found} == {4}
@@ -149,7 +149,7 @@ def test_every_method_has_the_same_budget(tmp_path):
 def test_a_stage_may_have_seeds_of_its_own(tmp_path):
     found, made = run(
         write(tmp_path, SPACE.replace('cells = ["two"]', 'cells = ["one", "two"]\nseeds = [102]')),
-        ["empirical-bayes"],
+        ["niw"],
     )
     count = Counter((r["key"]["cell"], r["key"]["seed"]) for r in made)
     assert count == {("one", 100): 4, ("one", 101): 4, ("one", 102): 3, ("two", 102): 3}
@@ -281,9 +281,7 @@ def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
         assert one.default == pytest.approx(means[f"{one.method} 0"])
     assert tune.score({"diverged": "x"}) > max(tune.score(r["result"]) for r in made)
     tune.write_chosen(path.parent / "chosen.toml", found)
-    assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")[
-        "empirical-bayes"
-    ].keys()
+    assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")["niw"].keys()
     assert tune_command.table(found).title == "validation NLL"
 
 

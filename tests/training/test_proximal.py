@@ -10,7 +10,7 @@ from problems import RNG, initial, linear, plan_of
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 from fedhb.network.vectors import Network
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 MOMENTUM, LR = 0.9, 0.1
@@ -38,7 +38,7 @@ def proximal(
     plan = plan_of(epochs=steps, lr=LR, momentum=momentum)
     start = initial(network, 1)
     start.theta.zero_()
-    return train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, pull=pull)[
+    return train(network, GaussianRegression(noise=1.0), start, clients, plan, RNG, Penalty(pull))[
         0
     ].theta.item()
 

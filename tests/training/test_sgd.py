@@ -14,7 +14,7 @@ from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network
 from fedhb.seeding import Randomness
 from fedhb.training.batches import batches
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import Sgd, train
 
 RNG = Randomness(5, 3)
@@ -26,9 +26,15 @@ def pull(network, count):
     )
 
 
-def result(network, who, rng=RNG, plan=PLAN, **options):
+def result(network, who, rng=RNG, plan=PLAN, **penalty):
     weights, reports = train(
-        network, Categorical(CLASSES), initial(network, len(who)), who, plan, rng, **options
+        network,
+        Categorical(CLASSES),
+        initial(network, len(who)),
+        who,
+        plan,
+        rng,
+        Penalty(**penalty),
     )
     return {"theta": weights.theta, "head": weights.head, "buffers": weights.buffers} | reports
 

@@ -14,7 +14,7 @@ from fedhb.likelihood import Categorical
 from fedhb.network.vectors import Network, Weights
 from fedhb.training.batches import Batch
 from fedhb.training.plan import Plan
-from fedhb.training.proximal import Pull
+from fedhb.training.proximal import Penalty, Pull
 from fedhb.training.sgd import train
 
 
@@ -55,7 +55,7 @@ def test_no_pull_is_sgd(momentum: float, make, train_head: bool) -> None:
             clients,
             plan,
             RNG,
-            **pulls,
+            Penalty(**pulls),
             beside=lambda batch, m: seen.append(batch),
         )
         return torch.cat([found.theta[0], found.head[0]]), seen
@@ -132,8 +132,7 @@ def test_clients_trained_together_are_clients_trained_alone(
             clients.select(positions),
             plan,
             RNG,
-            pull=pull,
-            p_do=p_do,
+            Penalty(pull, p_do=p_do),
         )
 
     together, reports = trained([0, 1, 2])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from fedhb.algorithms.prototypes import Nearness
 from problems import generator, normal
 from torch import Tensor
+
+from fedhb.algorithms.mixture import Nearness
 
 N, D, K = 9, 4, 3
 

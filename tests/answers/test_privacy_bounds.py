@@ -1,4 +1,4 @@
-"""NIW's sums under differential privacy: bounded contributions, and a posterior that stays one."""
+"""Sums under differential privacy: bounded contributions, and a posterior that stays one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import builders
 from private_answers import PRIVATE, RNG, answers, length, privacy
 
 import fedhb
+from fedhb.algorithms.empirical_bayes.model import MEASURED
 from fedhb.answers.privacy import Private
 
 
@@ -44,12 +45,12 @@ def test_a_wide_clip_and_no_noise_change_nothing_but_the_weights(name):
     plain = {
         k: v
         for k, v in algorithm.summarise(problem, received, found, RNG).items()
-        if k not in private.withheld()
+        if k not in private.release.withheld
     }
     held = {
         k: torch.zeros_like(v)
         for k, v in algorithm.summarise(problem, received, found, RNG).items()
-        if k in private.withheld()
+        if k in private.release.withheld
     }
     theirs = algorithm.aggregate(problem, server, plain | held, RNG)
     builders.assert_close(ours, theirs, 1e-9, name)
@@ -76,18 +77,17 @@ def test_niws_contribution_is_bounded_as_derived():
     )
 
 
-def test_what_niws_learned_prior_would_learn_from_is_not_released():
-    """Under noise it would be learned from noise: squares and curvature are zero, and the prior
+def test_what_a_learned_prior_would_learn_from_is_not_released():
+    """Under noise it would be learned from noise: squares and measurements are zero, and the prior
     stays what it was.
     """
     algorithm = fedhb.EmpiricalBayes()
     problem, server, received, found = answers(algorithm)
-    assert found["curvature"].any()
+    withheld = {"squares", "head_squares", *MEASURED}
+    assert all(found[key].any() for key in MEASURED if not key.startswith("reach"))
     private = Private(algorithm, privacy(noise=50.0, clip=1.0))
     sums = private.summarise(problem, received, found, RNG)
-    assert {"squares", "curvature"} <= sums.keys() and not any(
-        sums[key].any() for key in ("squares", "curvature")
-    )
+    assert withheld <= sums.keys() and not any(sums[key].any() for key in withheld)
     new = private.aggregate(problem, server, sums, RNG)
     assert torch.equal(new["V0"], server["V0"]) and not torch.equal(new["m0"], server["m0"])
 
@@ -97,5 +97,6 @@ def test_v0_stays_positive_under_any_noise():
     problem, server, received, found = answers(algorithm)
     private = Private(algorithm, privacy(noise=100.0, clip=1.0))
     new = private.aggregate(problem, server, private.summarise(problem, received, found, RNG), RNG)
-    floor = algorithm._scale(problem, torch.zeros(()).double(), torch.zeros(()).double())
+    zeros = torch.zeros_like(received["m0"], dtype=torch.float64)
+    floor = algorithm.scale_matrix(problem, zeros, zeros)
     assert (new["V0"] >= floor * (1 - 1e-6)).all() and torch.isfinite(new["m0"]).all()
