@@ -44,9 +44,8 @@ def digits() -> Any:
 
 def accuracies(name: str, server_share: float = 0.0, **options: Any) -> dict[str, float]:
     """The accuracies of a run: global and personalised, of clients that trained and of novel ones."""
-    settings = dataclasses.replace(
-        FEW, algorithm=name, server_share=server_share, options={**FEW.options, name: options}
-    )
+    chosen = FEW.change(algorithm=name, server_share=server_share)
+    settings = dataclasses.replace(chosen, options={**FEW.options, name: options})
     result = train(settings, None, dataset=digits(), progress=False).result
     parts = {"trained": result, "novel": result["holdout"]}
     return {

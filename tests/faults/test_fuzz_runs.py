@@ -8,8 +8,11 @@ import random
 import warnings
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +26,9 @@ from fedhb.data import cifar, idx, table
 from fedhb.errors import InputError
 from fedhb.files import sealed
 from fedhb.runs import checkpoint
+from fedhb.runs.simulation import Model
+
+fit_module = import_module("fedhb.runs.fit")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +55,9 @@ def stored(tmp_path_factory) -> dict[str, bytes]:
     again = {"name": "mlp", "num_outputs": 3, "options": {"hidden": 5}}
     with torch.random.fork_rng(devices=[]):
         model = fedhb.nets.build("mlp", (4,), 3, hidden=5)
-    fit(out, model=model, again=again, rounds=2)
+    # `fedhb.fit` itself takes a module and does not know how it is made again
+    with mock.patch.object(fit_module, "Model", partial(Model, again=again)):
+        fit(out, model=model, rounds=2)
     return {
         p.relative_to(out).as_posix(): p.read_bytes()
         for p in sorted(out.rglob("*"))
