@@ -14,7 +14,7 @@ from torch import nn
 import fedhb
 from fedhb.algorithms import FedAvg
 from fedhb.algorithms.ensemble import Ensemble
-from fedhb.algorithms.several_networks import one
+from fedhb.algorithms.several_networks import learner_of
 from fedhb.algorithms.toolbox import received_bytes
 
 SIZES = (9, 6, 4, 7, 8, 5)
@@ -73,7 +73,9 @@ def test_prediction_by_the_groups_network_or_by_all(make, update: str) -> None:
         for mode in ("preset", "ensemble")
     )
     server = preset.start(problem, RNG)
-    single = [FedAvg(update=update).predict(problem, one(server, j), x, RNG) for j in range(3)]
+    single = [
+        FedAvg(update=update).predict(problem, learner_of(server, j), x, RNG) for j in range(3)
+    ]
     together = torch.stack(single).mean(0)
     for k, j in enumerate(preset.groups(range(6)).tolist()):
         memory = preset.remember(problem, clients.select([k]))
@@ -99,7 +101,9 @@ def test_personalisation_tunes_the_groups_network_or_all(update: str) -> None:
     )
     server = preset.start(problem, RNG)
     fedavg = FedAvg(update=update)
-    tuned = [fedavg.personalise(problem, one(server, j), clients, {}, plan, RNG) for j in range(3)]
+    tuned = [
+        fedavg.personalise(problem, learner_of(server, j), clients, {}, plan, RNG) for j in range(3)
+    ]
     all_three = ensemble.personalise(problem, server, clients, {}, plan, RNG)
     x = normal(6, 5, 4, seed=2)
     each = torch.stack([t.predict(x) for t in tuned])

@@ -16,7 +16,7 @@ from torch.nn import functional
 import fedhb
 from fedhb.algorithms import Arrays, Problem
 from fedhb.algorithms.fedem import FedEM, losses
-from fedhb.algorithms.several_networks import different_starts, one
+from fedhb.algorithms.several_networks import different_starts, learner_of
 from fedhb.clients.clients import Clients
 from fedhb.network.vectors import Weights
 from fedhb.seeding import Randomness
@@ -76,7 +76,7 @@ def test_each_learner_is_trained_on_its_share_of_every_example(order: list[int])
     )
     for c in range(3):
         for k in range(2):
-            module = own_module(problem, one(received, k))
+            module = own_module(problem, learner_of(received, k))
             optimiser = torch.optim.SGD(module.parameters(), lr=plan.lr, momentum=plan.momentum)
             for batch in batches(clients.select([c]), plan, RNG):
                 x, y = batch.x[0].double(), batch.y[0]
@@ -150,7 +150,7 @@ def test_prediction_mixes_probabilities_by_the_clients_pi(update: str) -> None:
     }
     own = torch.tensor([[0.1, 0.1, 0.8]], dtype=torch.float64)
     each = torch.stack(
-        [own_module(problem, one(server, k))(x).softmax(-1).detach() for k in range(3)]
+        [own_module(problem, learner_of(server, k))(x).softmax(-1).detach() for k in range(3)]
     )
 
     def expected(pi: Tensor) -> Tensor:

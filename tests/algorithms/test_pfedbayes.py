@@ -8,7 +8,6 @@ import math
 
 import pytest
 import torch
-from fedhb.algorithms.pairs import Pair, kl, kl_of_q, kl_of_w
 from problems import (
     RNG,
     batch_normed,
@@ -29,7 +28,7 @@ from torch.nn.functional import softplus
 
 import fedhb
 from fedhb.algorithms import Problem
-from fedhb.algorithms.pfedbayes import PFedBayes
+from fedhb.algorithms.pfedbayes import Pair, PFedBayes, kl, kl_of_q, kl_of_w
 from fedhb.algorithms.toolbox import answer_bytes, num_bytes
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression

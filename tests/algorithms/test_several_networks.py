@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from builders import mlp, problem
 
-from fedhb.algorithms.several_networks import different_starts, one
+from fedhb.algorithms.several_networks import different_starts, learner_of
 from fedhb.seeding import Randomness
 
 RNG = Randomness(3)
@@ -35,6 +35,6 @@ def test_noise_is_added_to_a_network_that_was_trained_before():
     assert "head" not in moved
     step = (moved["theta"][1] - prob.network.theta).abs()
     assert 0 < step.max() < 1e-2
-    assert one(moved, 1).keys() == moved.keys() and torch.equal(
-        one(moved, 1)["theta"], moved["theta"][1]
+    assert learner_of(moved, 1).keys() == moved.keys() and torch.equal(
+        learner_of(moved, 1)["theta"], moved["theta"][1]
     )

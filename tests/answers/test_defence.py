@@ -25,9 +25,8 @@ def test_shares_are_normalised():
 
 def vectors(rows: Any) -> Vectors:
     values = torch.tensor(rows, dtype=torch.float64)
-    return Vectors(
-        {"theta": values.clone()}, {"theta": torch.zeros(1, values.shape[1], dtype=torch.float64)}
-    )
+    zeros = torch.zeros(1, values.shape[1], dtype=torch.float64)
+    return Vectors({"theta": values.clone()}, {"theta": zeros}, len(values))
 
 
 def test_winsorising_moves_extremes_to_the_next():

@@ -21,7 +21,7 @@ from problems import (
 import fedhb
 from fedhb.algorithms import FedAvg
 from fedhb.algorithms.ensemble import Ensemble
-from fedhb.algorithms.several_networks import one
+from fedhb.algorithms.several_networks import learner_of
 from fedhb.likelihood import GaussianRegression
 
 SIZES = (9, 6, 4, 7, 8, 5)
@@ -74,7 +74,7 @@ def test_each_group_is_a_fedavg_of_its_own(make, update: str) -> None:
     for j in range(3):
         members = [k for k, group in enumerate(algorithm.groups(ids).tolist()) if group == j]
         assert len(members) == 2
-        theirs = one(start, j)
+        theirs = learner_of(start, j)
         for _ in range(3):
             found, _ = fedavg.local_update(problem, theirs, clients.select(members), {}, plan, RNG)
             theirs = fedavg.aggregate(

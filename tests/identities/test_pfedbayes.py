@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from fedhb.algorithms.pairs import Pair
 from problems import (
     RNG,
     batch_normed,
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fedhb.algorithms import FedAvg, Problem
-from fedhb.algorithms.pfedbayes import PFedBayes
+from fedhb.algorithms.pfedbayes import Pair, PFedBayes
 from fedhb.clients.clients import Clients
 from fedhb.likelihood import GaussianRegression
 

@@ -49,7 +49,7 @@ def test_means_of_batches_that_differ_in_clients_and_padding(
     monkeypatch.setattr(training_metrics, "KEPT", kept)
     likelihood, generator = Categorical(3), torch.Generator().manual_seed(0)
     seen: dict[int, list[tuple[float, float]]] = {0: [], 1: [], 2: []}
-    log = training_metrics.Watch(3, torch.device("cpu"))
+    log = training_metrics.TrainingMetrics(3, torch.device("cpu"))
     whole, padded = None, torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     steps: list[tuple[slice | torch.Tensor, list[int], torch.Tensor | None]] = [
         (slice(0, 3), [0, 1, 2], whole),
@@ -62,7 +62,7 @@ def test_means_of_batches_that_differ_in_clients_and_padding(
     for places, who, valid in steps:
         outputs = torch.randn(len(who), 2, 3, generator=generator)
         y = torch.randint(3, (len(who), 2), generator=generator)
-        log.see(likelihood, places, outputs, y, valid)
+        log.add(likelihood, places, outputs, y, valid)
         for row, client in enumerate(who):
             for column in range(2 if valid is None else int(valid[row].sum())):
                 loss = -outputs[row, column].log_softmax(0)[y[row, column]]

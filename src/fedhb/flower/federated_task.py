@@ -106,7 +106,8 @@ class FederatedTask(Task):
         cls, settings: Settings, census: Census, server_inputs: Tensor | None = None
     ) -> FederatedTask:
         """Return the task of these settings for these clients."""
-        algorithm, clients = federated(settings), census.specimen()
+        algorithm, specimen = federated(settings), census.specimen()
+        clients = replace(specimen, files=census.files, augment=census.augment or None)
         model = model_of(settings, clients)
         network = Network(
             model.module,
@@ -155,7 +156,8 @@ class FederatedTask(Task):
 
     def sample_answer(self, steps: Steps) -> Arrays:
         """Return an answer of the right keys, shapes and types, of a client with two zeros."""
-        rng, clients = Randomness(self.settings.seed), self.clients.to(self.settings.place.device)
+        rng, device = Randomness(self.settings.seed), self.settings.place.device
+        clients = self.census.specimen().to(device)
         server = self.algorithm.start(self.problem, rng)
         received = steps.broadcast(server, clients.ids.tolist())
         memory = self.algorithm.remember(self.problem, clients)

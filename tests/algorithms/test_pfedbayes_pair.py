@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fedhb.algorithms.pairs import kl, kl_of_q, kl_of_w, spread
 from problems import normal
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import softplus
+
+from fedhb.algorithms.pfedbayes import kl, kl_of_q, kl_of_w, spread
 
 
 def some_values(count: int = 60) -> Tensor:
