@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from command_line import SMALL
 
-from fedhb.algorithms import NIW, FedBABU
+from fedhb.algorithms import EmpiricalBayes, FedBABU
 from fedhb.runs.settings import Settings
 
 
 def test_train_and_compare_give_each_algorithm_its_own_training(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(NIW, "training", {})
+    monkeypatch.setattr(EmpiricalBayes, "training", {})
     monkeypatch.setattr(FedBABU, "training", {"lr": 0.02})
     assert run("train", *SMALL, "--algorithm", "fedbabu", "--out", "t")[0] == 0
     assert (

@@ -64,9 +64,15 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     )
     assert "not the default" not in printed
     chosen = read_toml(path.parent / "chosen.toml")
-    assert chosen["niw"]["data"] == chosen["fedavg"]["data"] == of_file("mine.npz")
+    assert chosen["empirical-bayes"]["data"] == chosen["fedavg"]["data"] == of_file("mine.npz")
     other = tune.Tuned(
-        "niw", "accuracy", 0.5, 0.6, {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9}, {}, trials=3
+        "empirical-bayes",
+        "accuracy",
+        0.5,
+        0.6,
+        {"lr": 0.007, "personal_epochs": 3, "p_do": 0.9},
+        {},
+        trials=3,
     )
     tune.write_chosen(path.parent / "chosen.toml", [other], of_file("mine.npz"))  # whatever it was
     options = ("--data", "mine.npz", "--rounds", 1, "--seeds", 0, "--set", "model.hidden=8")
@@ -74,19 +80,19 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
         "compare",
         *options,
         "--algorithms",
-        "niw,fedavg,fedbabu",
+        "empirical-bayes,fedavg,fedbabu",
         "--tuned",
         path.parent / "chosen.toml",
     )
     assert code == 0 and "fedbabu" in printed
     settings = {
         name: read_toml(Path(f"runs/compare/{name}-seed0/settings.toml"))
-        for name in ("niw", "fedavg", "fedbabu")
+        for name in ("empirical-bayes", "fedavg", "fedbabu")
     }
     assert (
-        settings["niw"]["lr"],
-        settings["niw"]["personal_epochs"],
-        settings["niw"]["niw"]["p_do"],
+        settings["empirical-bayes"]["lr"],
+        settings["empirical-bayes"]["personal_epochs"],
+        settings["empirical-bayes"]["empirical-bayes"]["p_do"],
     ) == (0.007, 3, 0.9)
     assert settings["fedavg"]["lr"] == chosen["fedavg"]["training"]["lr"]
     assert settings["fedbabu"]["lr"] == FedBABU.training["lr"]
@@ -101,12 +107,12 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
         "--lr",
         0.2,
         "--set",
-        "niw.p_do=0.8",
+        "empirical-bayes.p_do=0.8",
     )
     code, printed = command(*train, "--tuned", path.parent / "chosen.toml")
-    assert code == 0 and "lr, niw.p_do" in printed
+    assert code == 0 and "lr, empirical-bayes.p_do" in printed
     one = read_toml(Path("x/settings.toml"))
-    assert (one["lr"], one["personal_epochs"], one["niw"]["p_do"]) == (
+    assert (one["lr"], one["personal_epochs"], one["empirical-bayes"]["p_do"]) == (
         0.2,
         3,
         0.8,
@@ -134,7 +140,7 @@ def test_what_is_chosen_on_a_file_is_compared_with(tmp_path, command):
     ]  # the others are of other data
 
 
-@pytest.mark.parametrize("text", ["[mine]\nlr = 0.1\n", "[niw]\nlr = 1\n"])
+@pytest.mark.parametrize("text", ["[mine]\nlr = 0.1\n", "[empirical-bayes]\nlr = 1\n"])
 def test_a_file_that_was_not_written_by_tune_is_not_written_over(tmp_path, command, text):
     """Said before the first trial, not after the last."""
     path = write(tmp_path, OWN)
@@ -154,11 +160,11 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
     write_data()
     settings = {
         "cells": {"digits": {"dataset": "digits"}, "mine": {}},
-        "variants": {"niw": {}},
+        "variants": {"empirical-bayes": {}},
         "common": {"data": "mine.npz"},
     }
     found = {
-        cell: run_grid.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0})
+        cell: run_grid.resolved(settings, {"cell": cell, "variant": "empirical-bayes", "seed": 0})
         for cell in settings["cells"]
     }
     assert [one["dataset"] for one in found.values()] == [
@@ -167,7 +173,7 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
     ] and "data" not in found["digits"]
     settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
     with pytest.raises(InputError, match=r"data=.mine\.npz.*dataset=.digits"):
-        run_grid.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
+        run_grid.resolved(settings, {"cell": "mine", "variant": "empirical-bayes", "seed": 0})
 
 
 def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
@@ -192,10 +198,10 @@ def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypa
 @pytest.mark.parametrize(
     "text",
     [
-        "[niw]\nlr = 0.1\n",
+        "[empirical-bayes]\nlr = 0.1\n",
         "lr = 0.1\n",
         "[nwi.training]\n[nwi.settings]\n",
-        "[niw.training]\nrounds = 3\n[niw.settings]\n",
+        "[empirical-bayes.training]\nrounds = 3\n[empirical-bayes.settings]\n",
     ],
 )
 def test_another_file_is_not_what_was_chosen(tmp_path, command, text):
@@ -214,9 +220,9 @@ def test_the_command(tmp_path, command):
         "settings"
     ] == {"update": "full"}
     assert ("not the default" in printed) == bool(tune.differences(chosen))
-    assert command("tune", path, "--algorithms", "niw")[0] == 0
+    assert command("tune", path, "--algorithms", "empirical-bayes")[0] == 0
     both = read_toml(path.parent / "chosen.toml")
-    assert set(both) == {"niw", "fedavg"} and both["fedavg"] == chosen["fedavg"]
+    assert set(both) == {"empirical-bayes", "fedavg"} and both["fedavg"] == chosen["fedavg"]
     records = [
         json.loads(line) for line in (path.parent / "records.jsonl").read_text().splitlines()
     ]

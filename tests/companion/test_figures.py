@@ -133,8 +133,8 @@ def test_curves_of_convergence(tmp_path, monkeypatch, capsys):
     folder = write(tmp_path, CONVERGENCE, "c", "")
     assert command(monkeypatch, capsys, "c", "--folder", folder)[0] == 0
     figures, records = found(folder, "c")
-    assert set(figures) == {"empirical-bayes-negative-elbo", "empirical-bayes-loss"}
-    line = next(s for s in figures["empirical-bayes-negative-elbo"].series if s.name == "all")
+    assert set(figures) == {"niw-negative-elbo", "niw-loss"}
+    line = next(s for s in figures["niw-negative-elbo"].series if s.name == "all")
     curves = [r["result"]["negative_elbo"] for r in records if r["key"]["cell"] == "all"]
     assert line.y == pytest.approx(np.mean(curves, axis=0).tolist()) and line.x == [1, 2, 3]
 
@@ -148,7 +148,7 @@ def test_what_is_recorded_with_a_part_of_the_rounds_or_at_another_width_is_drawn
     assert code == 0 and "4 figures in" in said
     svg = (folder / "c/figures/niw-loss.svg").read_text()
     assert (
-        "empirical-bayes, all rounds=0.67</dc:title>" in svg and "half" not in svg
+        "niw, all rounds=0.67</dc:title>" in svg and "half" not in svg
     )  # no legend tells what a single line is
     folder = write(
         tmp_path / "other",
@@ -169,7 +169,7 @@ def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
     code, said = command(monkeypatch, capsys, "c", "--folder", folder)
     figures, records = found(folder, "c")
     line = next(
-        s for s in figures["half-personalisation-accuracy"].series if s.name == "empirical-bayes"
+        s for s in figures["half-personalisation-accuracy"].series if s.name == "niw"
     )
     result = next(r["result"] for r in records if r["key"]["cell"] == "half")
     assert code == 0 and "accuracy by epochs of personalisation" in said
@@ -181,7 +181,7 @@ def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
     assert result["after"]["1"]["nll"] != result["after"]["3"]["nll"]
     chosen = settings_of(
         experiments.load(folder, "c").settings,
-        {"cell": "half", "variant": "empirical-bayes", "seed": 0},
+        {"cell": "half", "variant": "niw", "seed": 0},
     )
     for epochs in (1, 3):  # one of them as the run itself personalises
         run = train(chosen.change(personal_epochs=epochs), None, progress=False)
@@ -192,8 +192,8 @@ def test_novel_users(tmp_path, monkeypatch, capsys):
     folder = write(tmp_path, NOVEL, "n", "")
     assert command(monkeypatch, capsys, "n", "--folder", folder)[0] == 0
     figures, records = found(folder, "n")
-    line = next(s for s in figures["digits-accuracy"].series if s.name == "empirical-bayes")
-    result = next(r["result"] for r in records if r["key"]["variant"] == "empirical-bayes")
+    line = next(s for s in figures["digits-accuracy"].series if s.name == "niw")
+    result = next(r["result"] for r in records if r["key"]["variant"] == "niw")
     assert line.x == ["none", "2", "5"]
     assert (
         line.y[0] == result["before"]["accuracy"] and line.y[2] == result["after"]["5"]["accuracy"]
@@ -224,7 +224,7 @@ def test_the_theorems_are_drawn_from_their_records(tmp_path):
     figures, _ = found(ROOT / "experiments", "theorem_generalisation")
     lines = {s.name: s.y for s in figures["contained"].series}
     assert all(
-        a < b for a, b in zip(lines["empirical-bayes"], lines["best certificate"], strict=True)
+        a < b for a, b in zip(lines["niw"], lines["best certificate"], strict=True)
     )
     for path in draw(figures["contained"], tmp_path):
         assert path.stat().st_size > 5000

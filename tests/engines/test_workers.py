@@ -29,6 +29,7 @@ def processes() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     [
+        "empirical-bayes-full",
         "niw-full",
         "empirical-bayes-last",
         "mixture-three",

@@ -60,6 +60,7 @@ def test_holdout_clients_are_evaluated_and_never_trained_on():
 @pytest.mark.parametrize(
     "name",
     [
+        "empirical-bayes-full",
         "niw-full",
         "empirical-bayes-last",
         "mixture-three",

@@ -200,7 +200,7 @@ OTHERS = {
     "rounds": ({"rounds": 7}, "rounds=7.*6"),
     "fraction": ({"fraction": 0.4}, r"fraction=0\.4.*0\.5"),
     "seed": ({"seed": 4}, "seed=4.*3"),
-    "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg.*niw"),
+    "algorithm": ({"algorithm": fedhb.FedAvg()}, r"algorithm=fedavg.*empirical-bayes"),
     "setting": (
         {"algorithm": fedhb.EmpiricalBayes(begin="last", kl_weight=0.5)},
         r"empirical-bayes\.kl_weight=0\.5.*1\.0",

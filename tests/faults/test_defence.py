@@ -160,7 +160,7 @@ def test_shares_that_a_client_makes_up_are_shares_all_the_same(lie):
     """FedEM predicts for new clients by the mean of what clients say of their learners: one of six
     is a sixth of it.
     """
-    algorithm = Defended(fedhb.FedEM(num_learners=2, weighted=False), Defence())
+    algorithm = Defended(fedhb.FedEM(num_learners=2), Defence())
     prob, rng = problem(), Randomness(5, 1)
     server = algorithm.start(prob, Randomness(5))
     found, _ = InProcess(prob, algorithm, clients(), ClientStore(), 2).run(

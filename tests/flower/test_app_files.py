@@ -72,7 +72,7 @@ def test_the_run_config_gives_the_settings_back(folder, tmp_path):
         (["--host", "münchen"], "ASCII"),
         (["--host", ""], "host ''"),
         (["--host", "server.example.org", "--host", " "], "host ' '"),
-        (["--algorithm", "nwi"], "'empirical-bayes'"),
+        (["--algorithm", "nwi"], "'niw'"),
         (["--algorithm", "centralised"], "centralised"),
         (["--set", "empirical-bayes.foo=3"], "empirical-bayes.*'foo'"),
         (["--set", "fedavg.update=body"], "empirical-bayes"),

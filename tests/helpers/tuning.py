@@ -86,7 +86,7 @@ cells = ["all"]
 [shared]
 lr = [0.001, 0.03]
 personal_epochs = [1, 5]
-[own.niw]
+[own.empirical-bayes]
 [own.fedavg]
 """
 

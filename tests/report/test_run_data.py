@@ -15,12 +15,12 @@ from fedhb.report.page import write
 
 
 def test_the_same_method_with_other_settings_has_a_name_of_its_own(tmp_path):
-    a = finished.one(tmp_path / "a", "empirical-bayes", niw={"kl_weight": 0.0})
-    b = finished.one(tmp_path / "b", "empirical-bayes", niw={"kl_weight": 1.0})
+    a = finished.one(tmp_path / "a", "empirical-bayes", **{"empirical-bayes": {"kl_weight": 0.0}})
+    b = finished.one(tmp_path / "b", "empirical-bayes", **{"empirical-bayes": {"kl_weight": 0.5}})
     methods = run_data.read([a, b])
     assert [m.name for m in methods] == [
         "empirical-bayes kl_weight=0.0",
-        "empirical-bayes kl_weight=1.0",
+        "empirical-bayes kl_weight=0.5",
     ]
     assert (
         methods[0].style.colour == methods[1].style.colour

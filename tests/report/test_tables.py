@@ -58,6 +58,6 @@ def test_the_caption_tells_of_another_split_than_test(compared, page, tmp_path):
         (tmp_path / "p.html").read_text()
     )
     write([a, compared / "empirical-bayes-seed0"], tmp_path / "p.html")
-    assert "on validation examples (fedavg) and test examples (niw)" in words_of(
+    assert "on validation examples (fedavg) and test examples (empirical-bayes)" in words_of(
         (tmp_path / "p.html").read_text()
     )

@@ -133,7 +133,7 @@ def test_every_name_is_completed():
     [
         (fedhb.EmpiricalBayes(kl_weight="much"), "empirical-bayes.kl_weight='much'.*number"),  # type: ignore[arg-type]
         (fedhb.EmpiricalBayes(num_samples=1.5), "empirical-bayes.num_samples=1.5.*whole"),  # type: ignore[arg-type]
-        (fedhb.NIW(dof="half"), "empirical-bayes.dof='half'.*full.*per_coordinate.*per_layer"),  # type: ignore[arg-type]
+        (fedhb.NIW(dof="half"), "niw.dof='half'.*full.*per_coordinate"),  # type: ignore[arg-type]
         (fedhb.EmpiricalBayes(begin="nearest"), "empirical-bayes.begin='nearest'.*global.*last"),
         (fedhb.Mixture(sigma2=0.0), "mixture.sigma2=0.0.*positive"),
         (

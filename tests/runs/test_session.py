@@ -36,7 +36,7 @@ def test_the_result_has_the_keys_that_were_promised(tmp_path):
         "per_client",
         "communication",
     }
-    assert set(result) == promised | {"data", "executor", "seconds", "split"}
+    assert set(result) == promised | {"data", "executor", "keeps", "seconds", "split"}
     assert (result["algorithm"], result["dataset"], result["seed"], result["rounds"]) == (
         "empirical-bayes",
         "arrays",

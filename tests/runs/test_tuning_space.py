@@ -119,8 +119,9 @@ def test_a_neighbour_that_is_no_experiment_is_passed_over(tmp_path, other):
 
 def test_our_space_is_sound():
     space = tune.Space.read(ROOT / "experiments/tuning/space.toml")
-    assert set(space.methods) == set(ALGORITHMS)
-    assert len(space.grid["variants"]) == len(ALGORITHMS) * space.content["trials"]
+    methods = ALGORITHMS.keys() - {"niw"}  # which is as the paper prints it: not tuned
+    assert set(space.methods) == methods
+    assert len(space.grid["variants"]) == len(methods) * space.content["trials"]
 
 
 def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypatch):
