@@ -18,6 +18,7 @@ from fedhb.runs.settings import Settings
 
 RESULT_KEYS = {
     "algorithm",
+    "keeps",
     "dataset",
     "seed",
     "rounds",
@@ -73,7 +74,7 @@ def test_an_output_folder_that_holds_a_run_is_refused_then_resumed(run, tmp_path
 
 def test_ctrl_c_exits_130_says_how_to_go_on_and_loses_nothing(run, tmp_path, monkeypatch):
     assert run("train", *SMALL, "--out", "whole")[0] == 0
-    real, calls = fedhb.engine.loop.one_round, []
+    real, calls = fedhb.engine.loop.one_exchange, []
 
     def interrupted(*arguments):
         calls.append(1)
@@ -81,10 +82,10 @@ def test_ctrl_c_exits_130_says_how_to_go_on_and_loses_nothing(run, tmp_path, mon
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(fedhb.engine.loop, "one_round", interrupted)
+    monkeypatch.setattr(fedhb.engine.loop, "one_exchange", interrupted)
     code, printed = run("train", *SMALL, "--out", "x")
     assert code == 130 and "--resume" in printed
-    monkeypatch.setattr(fedhb.engine.loop, "one_round", real)
+    monkeypatch.setattr(fedhb.engine.loop, "one_exchange", real)
     assert run("train", *SMALL, "--out", "x", "--resume")[0] == 0
     whole, resumed = (
         json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "x")
@@ -123,8 +124,8 @@ def test_lists(run):
         (["--device", "meta"], ["device='meta'", "cpu"]),
         (["--batch-size", "9" * 25], ["batch_size=9999"]),
         (["--dp-noise", "1", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
-        (["--set", "empirical-bayes.dof=half"], ["empirical-bayes.dof='half'", "per_coordinate"]),
-        (["--algorithm", "nwi"], ["'nwi'", "'empirical-bayes'"]),
+        (["--algorithm", "niw", "--set", "niw.dof=half"], ["niw.dof='half'", "per_coordinate"]),
+        (["--algorithm", "nwi"], ["'nwi'", "'niw'"]),
         (["--dataset", "digit"], ["'digit'", "digits"]),
         (["--fraction", "1.5"], ["fraction=1.5"]),
         (["--rounds", "0"], ["rounds=0"]),

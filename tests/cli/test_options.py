@@ -17,17 +17,17 @@ def test_help_tells_every_default(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, printed = run("train", "-h")
     assert code == 0 and "[]" not in printed
-    for default in ("[digits]", "[niw]", "[step]", "[0.1]", "[runs/DATASET-ALGORITHM-seedN]"):
+    for default in ("[digits]", "[empirical-bayes]", "[step]", "[0.1]", "[runs/DATASET-ALGORITHM-seedN]"):
         assert default in printed
     assert (
-        "[niw,mixture,fedavg]" in run("compare", "-h")[1]
+        "[empirical-bayes,mixture,fedavg]" in run("compare", "-h")[1]
         and "[DIR/run]" in run("deploy", "up", "-h")[1]
     )
 
 
 def test_flags_override_the_file_and_the_resolved_file_gives_the_same_run(run, tmp_path):
     (tmp_path / "s.toml").write_text(
-        'algorithm = "empirical-bayes"\nrounds = 99\nseed = 3\n[niw]\nkl_weight = 0.01\n'
+        'algorithm = "empirical-bayes"\nrounds = 99\nseed = 3\n[empirical-bayes]\nkl_weight = 0.01\n'
     )
     assert run("train", "s.toml", *SMALL, "--out", "a")[0] == 0
     assert run("train", "a/settings.toml", "--out", "b")[0] == 0

@@ -45,6 +45,7 @@ def test_the_best_coverage_is_the_one_nearest_to_its_level():
     def row(name: str, coverage: float) -> dict[str, Any]:
         return {
             "algorithm": name,
+            "keeps": "heads" if name == "fedpop" else "",
             "seeds": [0],
             "seconds": 1.0,
             "global": {"coverage": {"mean": coverage, "std": 0.0}},
@@ -61,6 +62,7 @@ def test_a_personal_model_is_not_the_best_global_prediction():
         metrics = {"accuracy": {"mean": accuracy, "std": 0.0}}
         return {
             "algorithm": name,
+            "keeps": "heads" if name == "fedpop" else "",
             "seeds": [0],
             "seconds": 1.0,
             "global": metrics,

@@ -25,7 +25,7 @@ def test_a_live_table_shows_private_runs_and_regressions_too():
         [(0.5, 0.25, ["loss 0.500", "score 0.250"]), (0.5, None, ["loss 0.500"]), (None, None, [])],
         start=1,
     ):
-        row.on_round({"loss": loss, "score": score}, State({}, done=done))
+        row.on_round({"round": done, "loss": loss, "score": score}, State({}, done=done))
         cells = [list(column.cells) for column in shown._table().columns]
         assert [str(c[0]) for c in cells[1:4]] == [
             f"round {done}/3",

@@ -71,7 +71,7 @@ def test_nothing_that_clients_hold_is_printed():
     run = fedhb.fit(nn.Linear(2, 2), who, head="", rounds=1, progress=False)
     mine = run.personalise(x, y)
     assert (
-        repr(run) == "<niw after 1 rounds with 2 clients, seed 0>"
+        repr(run) == "<empirical-bayes after 1 rounds with 2 clients, seed 0>"
         and repr(mine) == "<a personal model of inputs 2>"
     )
 

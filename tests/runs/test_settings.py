@@ -121,7 +121,8 @@ def write(tmp_path, text):
 
 def test_defaults_then_file_then_flags_then_set(tmp_path):
     path = write(
-        tmp_path, "rounds = 7\nlr = 0.5\nseed = 3\n[niw]\nkl_weight = 0.1\nbegin = 'last'\n"
+        tmp_path,
+        "rounds = 7\nlr = 0.5\nseed = 3\n[empirical-bayes]\nkl_weight = 0.1\nbegin = 'last'\n",
     )
     settings = Settings.resolve(
         path,
@@ -141,7 +142,7 @@ def test_defaults_then_file_then_flags_then_set(tmp_path):
     ("text", "says"),
     [
         ("round = 3", "'round'.*'rounds'"),
-        ("[nwi]\nkl_weight = 1", "'nwi'.*'empirical-bayes'"),
+        ("[nwi]\nkl_weight = 1", "'nwi'.*'niw'"),
         ("algorithm = 'fedag'", "algorithm='fedag'.*'fedavg'"),
         ("partition = 'shard'", "partition='shard'.*'shards'"),
         ("schedule = 'stepp'", "schedule='stepp'.*'step'"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tuning import OWN, SPACE, run, write, write_data
 
-from fedhb.algorithms import ALGORITHMS, FedBABU
+from fedhb.algorithms import FedBABU
 from fedhb.cli import tune_command
 from fedhb.clients.clients import Share
 from fedhb.errors import InputError
@@ -299,9 +299,3 @@ def test_differences_from_the_code_are_seen(monkeypatch):
 def test_the_defaults_of_the_code_are_those_that_were_chosen():
     path = ROOT / "experiments/tuning/chosen.toml"
     assert tune.differences(read_toml(path) if path.exists() else {}) == []
-
-
-def test_our_space_is_sound():
-    space = tune.Space.read(ROOT / "experiments/tuning/space.toml")
-    assert set(space.methods) == set(ALGORITHMS)
-    assert len(space.grid["variants"]) == len(ALGORITHMS) * space.content["trials"]
