@@ -5,12 +5,17 @@ nothing is ever unpickled.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
+from builders import CASES, problem
 
 import fedhb
+from fedhb.algorithms import ALGORITHMS
+from fedhb.algorithms.contract import Vector
+from fedhb.algorithms.toolbox import SHARED_ANSWERS
+from fedhb.seeding import Randomness
 
 ROOT = Path(fedhb.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
@@ -96,7 +101,7 @@ def test_no_cycles_between_modules():
         for file in FILES
     }
     top = {
-        name: [n for n in top_level(FILES[file]) if n in names]
+        name: [n for n in top_level(FILES[file], names) if n in names]
         for name, file in names.items()
         if file != "__init__.py"
     }
@@ -109,9 +114,9 @@ def test_no_cycles_between_modules():
         done.update(ready)
 
 
-def top_level(path: Path) -> list[str]:
+def top_level(path: Path, names: Container[str]) -> list[str]:
     """The modules of the package that are imported when this one is, not later inside a function or
-    for types alone.
+    for types alone; `names` are all modules.
     """
     found = []
     for node in tree(path).body:
@@ -120,7 +125,9 @@ def top_level(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedhb."):
             # `from fedhb.engine import loop` imports a module, `from fedhb.engine.loop import run`
             # a name of one
-            found += [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                found.append(module if module in names else str(node.module))
     return found
 
 
@@ -223,6 +230,81 @@ def test_nobody_touches_the_global_random_state(file):
                     and "fork_rng" in ast.unparse(w.items[0])
                 ]
                 assert guarded, f"{file}:{node.lineno}: torch.manual_seed without fork_rng"
+
+
+GENERIC_ROOMS = ("answers", "engine", "evaluation", "flower")
+COMMON = {*SHARED_ANSWERS, "theta"}
+"""What every algorithm may send, and the network's own vectors."""
+
+OTHER_MEANINGS = {
+    "client": "a column of tables and records",
+    "rounds": "a setting",
+    "time": "a field of the journal of a server",
+}
+"""Names of arrays that are words of the field too, and what they mean in the generic rooms."""
+
+
+def names_of_algorithms() -> set[str]:
+    """Return the names of the algorithms, of their classes, and of their arrays."""
+    names = {*ALGORITHMS, *(cls.__name__ for cls in ALGORITHMS.values())}
+    for algorithm in CASES.values():
+        names |= {*algorithm.answer, *algorithm.each, *algorithm.known}
+        kinds = [kind for kind in algorithm.answer.values() if isinstance(kind, Vector)]
+        names |= {kind.relative_to for kind in kinds if kind.relative_to is not None}
+        names |= algorithm.start(problem(), Randomness(0)).keys()
+    return names - COMMON - OTHER_MEANINGS.keys()
+
+
+def named(path: Path, names: set[str]) -> list[str]:
+    """Return the strings, variables and attributes of a file that are among these names.
+
+    A formatted number's own format is no such string ({x:g}), and a short name such as m may be a
+    variable's.
+    """
+    module = tree(path)
+    formats = {
+        id(node)
+        for text in ast.walk(module)
+        if isinstance(text, ast.FormattedValue) and text.format_spec is not None
+        for node in ast.walk(text.format_spec)
+    }
+    found = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and id(node) not in formats and node.value in names:
+            found.append(f"{path.name}:{node.lineno}: {node.value!r}")
+        elif isinstance(node, ast.alias) and node.name in names:
+            found.append(f"{path.name}:{node.lineno}: imports {node.name}")
+        elif isinstance(node, ast.Attribute) and node.attr in names and not constant(node):
+            found.append(f"{path.name}:{node.lineno}: .{node.attr}")
+    return found
+
+
+def constant(node: ast.Attribute) -> bool:
+    return ast.unparse(node.value) in ("math", "np", "torch")  # math.pi
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if part(file) in GENERIC_ROOMS])
+def test_generic_code_knows_no_algorithm_and_none_of_its_arrays(file):
+    """It reads the algorithm's declaration instead (algorithms/contract.py)."""
+    assert named(FILES[file], names_of_algorithms()) == []
+
+
+def test_the_check_sees_names_of_algorithms(tmp_path):
+    names = names_of_algorithms()
+    assert {"niw", "FedEM", "pi", "g", "curvature", "reach", "m0", "V0", "r", "beta"} <= names
+    assert {"group", "head_rho", "evidence"} <= names and not {"head", "kl", "theta"} & names
+    path = tmp_path / "module.py"
+    path.write_text(
+        "from fedhb.algorithms import FedEM\n"
+        "x = answers['pi'] + server['theta']\n"
+        "y = algorithms.NIW if name == 'niw' else f'{x:g}'\n"
+    )
+    assert sorted(named(path, names)) == [
+        "module.py:1: imports FedEM",
+        "module.py:2: 'pi'",
+        "module.py:3: 'niw'",
+        "module.py:3: .NIW",
+    ]
 
 
 def test_public_names_exist():

@@ -36,12 +36,18 @@ def evaluation(path):
     return json.loads((path / "evaluation.json").read_text())
 
 
-def test_the_layers_of_niw_and_the_prototypes_of_a_mixture(clients, tmp_path):
+def test_the_tensors_of_the_gaussian_families_and_the_prototypes_of_a_mixture(clients, tmp_path):
     run = fit(clients, fedhb.EmpiricalBayes(), tmp_path / "empirical-bayes")
     found = evaluation(tmp_path / "empirical-bayes")["posterior"]
     u = run.state.server["V0"].double() / (run.problem.federation.num_examples + 3)
     assert found["prior_deviation"] == pytest.approx(u.sqrt().tolist(), rel=1e-4)
     assert len(found["spread"]) == len(run.problem.network.body_slots) and min(found["spread"]) > 0
+    printed = fit(clients, fedhb.NIW(), tmp_path / "niw")
+    first = printed.state.server["V0"][: 64 * 8].double().mean() / printed.algorithm.n0(
+        printed.problem
+    )
+    found = evaluation(tmp_path / "niw")["posterior"]
+    assert found["prior_deviation"][0] == pytest.approx(first.sqrt().item(), rel=1e-4)
     mixture = fit(clients, fedhb.Mixture(num_prototypes=3), tmp_path / "mixture")
     found = evaluation(tmp_path / "mixture")["posterior"]
     for key in ("responsibilities", "gate"):

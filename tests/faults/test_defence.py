@@ -14,6 +14,7 @@ import torch
 from builders import CASES, arrays, assert_close, clients, mlp, plan, problem, same_bits
 
 import fedhb
+from fedhb.algorithms.empirical_bayes.model import MEASURED
 from fedhb.answers.defence import DEFAULT, Defence, Defended, held
 from fedhb.answers.hostile import ATTACKS, Hostile, attacked, choose
 from fedhb.clients.clients import Clients
@@ -40,7 +41,7 @@ def one_round(algorithm: Any, executor: Any, lengths: tuple[float, ...] = ()) ->
     finally:
         executor.close()
     extra: Any = {}
-    if algorithm.gathers:
+    if isinstance(algorithm, Defended):
         found, _, extra = algorithm.sift(prob, server, found, rng, lengths)
     return algorithm.aggregate(prob, server, found, rng), extra
 
@@ -130,7 +131,7 @@ def test_when_most_answers_are_bad_the_run_stops():
 
 @pytest.mark.parametrize("lie", [1e12, -1e12])
 def test_a_client_that_lies_about_its_training_moves_little(lie):
-    """NIW's prior and its weight decay are learned from few numbers that clients report beside
+    """The prior and its weight decay are learned from few numbers that clients report beside
     their vectors.
     """
     algorithm = Defended(fedhb.EmpiricalBayes(lambda0=1.0), Defence())
@@ -143,7 +144,8 @@ def test_a_client_that_lies_about_its_training_moves_little(lie):
     def after(row: int | None) -> Any:
         told = {key: value.clone() for key, value in found.items()}
         if row is not None:
-            told["curvature"][row, 1:] = lie
+            for key in MEASURED.keys() - {"measured"}:
+                told[key][row] = lie
         return algorithm.aggregate(
             prob, server, algorithm.sift(prob, server, told, rng, ())[0], rng
         )
