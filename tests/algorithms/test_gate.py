@@ -66,7 +66,7 @@ def test_the_gates_head_is_the_same_everywhere() -> None:
 
 def test_one_prototype_has_no_gate_to_ask() -> None:
     problem, x = problem_of(mlp(4, 5, 3), labelled(9)), normal(6, 4, seed=2)
-    shares = gate.probabilities(problem, {"r": problem.network.theta.unsqueeze(0)}, x)
+    shares = gate.gate_probabilities(problem, {"r": problem.network.theta.unsqueeze(0)}, x)
     assert torch.equal(shares, torch.ones(1, 6, dtype=torch.float64))
 
 
@@ -74,8 +74,8 @@ def test_probabilities_are_the_softmax_of_the_gates_outputs() -> None:
     problem, x = problem_of(mlp(4, 5, 3), labelled(9)), normal(6, 4, seed=2)
     server = mixture(num_prototypes=3).start(problem, RNG)
     server |= {"beta": normal(problem.network.num_params, seed=4)}
-    shares = gate.probabilities(problem, server, x)
-    weights = gate.weights_of(problem, server, 2)
+    shares = gate.gate_probabilities(problem, server, x)
+    weights = gate.gate_weights(problem, server, 2)
     outputs = problem.network.gate(3).outputs(weights, x.expand(2, 6, 4))
     assert shares.shape == (3, 6) and torch.equal(weights.theta[1], server["beta"])
     for row in outputs:
@@ -85,12 +85,12 @@ def test_probabilities_are_the_softmax_of_the_gates_outputs() -> None:
 @pytest.mark.parametrize("make", [lambda: mlp(4, 5, 3), batch_normed])
 def test_sums_and_means_are_of_the_body_and_of_the_buffers_where_there_are_some(make) -> None:
     problem = problem_of(make(), labelled(9))
-    server, kept = gate.start(problem), gate.start(problem)
+    server, kept = gate.start_gate(problem), gate.start_gate(problem)
     assert server.keys() == set(gate.PARTS[: 1 + (make is batch_normed)])
     answers = {key: value + normal(3, len(value), seed=5) for key, value in server.items()}
     ones = torch.ones(3, dtype=torch.float64)
-    summary = gate.summarise(answers, server, ones) | {"count": torch.tensor(3.0)}
-    new = gate.aggregate(server, summary)
+    summary = gate.summarise_gate(answers, server, ones) | {"count": torch.tensor(3.0)}
+    new = gate.aggregate_gate(server, summary)
     assert new.keys() == server.keys()
     for key, value in new.items():
         torch.testing.assert_close(value, answers[key].mean(0), rtol=0, atol=1e-12)

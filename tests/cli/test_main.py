@@ -18,6 +18,7 @@ from fedhb.runs.settings import Settings
 
 RESULT_KEYS = {
     "algorithm",
+    "keeps",
     "dataset",
     "seed",
     "rounds",
@@ -123,7 +124,7 @@ def test_lists(run):
         (["--device", "meta"], ["device='meta'", "cpu"]),
         (["--batch-size", "9" * 25], ["batch_size=9999"]),
         (["--dp-noise", "1", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
-        (["--set", "niw.dof=half", "--algorithm", "niw"], ["niw.dof='half'", "per_coordinate"]),
+        (["--algorithm", "niw", "--set", "niw.dof=half"], ["niw.dof='half'", "per_coordinate"]),
         (["--algorithm", "nwi"], ["'nwi'", "'niw'"]),
         (["--dataset", "digit"], ["'digit'", "digits"]),
         (["--fraction", "1.5"], ["fraction=1.5"]),

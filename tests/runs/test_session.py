@@ -27,6 +27,7 @@ def test_the_result_has_the_keys_that_were_promised(tmp_path):
     assert result == run.result
     promised = {
         "algorithm",
+        "keeps",
         "dataset",
         "seed",
         "rounds",

@@ -24,7 +24,7 @@ PARTS = ("beta", "beta_buffers")
 """The arrays of a gate: its body, and the buffers of batch norm where there are some."""
 
 
-def start(problem: Problem) -> Arrays:
+def start_gate(problem: Problem) -> Arrays:
     """Return the gate before the first round: the network's body and buffers."""
     network = problem.network
     arrays = {"beta": network.theta.clone()}
@@ -33,7 +33,7 @@ def start(problem: Problem) -> Arrays:
     return arrays
 
 
-def weights_of(problem: Problem, received: Arrays, count: int) -> Weights:
+def gate_weights(problem: Problem, received: Arrays, count: int) -> Weights:
     """Return the gate's weights for `count` clients: beta under its fixed random head."""
     network = problem.network.gate(len(received["r"]))
     buffers = received.get("beta_buffers", network.buffers)
@@ -50,7 +50,7 @@ class GateTraining:
         self.likelihood = Categorical(K)
         self.solver = Sgd(
             problem.network.gate(K),
-            weights_of(problem, received, clients),
+            gate_weights(problem, received, clients),
             replace(plan, train_head=False),
         )
 
@@ -66,24 +66,24 @@ class GateTraining:
         return {key: arrays[key] for key in PARTS if key in received}
 
 
-def summarise(answers: Arrays, received: Arrays, weight: Tensor) -> Arrays:
+def summarise_gate(answers: Arrays, received: Arrays, weight: Tensor) -> Arrays:
     """Return sum_i (beta_i - beta)."""
     return {
         key: differences(answers[key], received[key], weight) for key in PARTS if key in received
     }
 
 
-def aggregate(server: Arrays, summary: Arrays) -> Arrays:
+def aggregate_gate(server: Arrays, summary: Arrays) -> Arrays:
     """Return the mean of beta_i."""
     return {
         key: step(server[key], summary[key] / summary["count"]) for key in PARTS if key in summary
     }
 
 
-def probabilities(problem: Problem, server: Arrays, x: Tensor) -> Tensor:
+def gate_probabilities(problem: Problem, server: Arrays, x: Tensor) -> Tensor:
     """Return g_j(x) for inputs x [n, ...], [K, n]."""
     K, network = len(server["r"]), problem.network
     if K == 1:
         return torch.ones(1, len(x), dtype=network.dtype, device=network.device)
-    outputs = network.gate(K).outputs(weights_of(problem, server, 1), x.unsqueeze(0))
+    outputs = network.gate(K).outputs(gate_weights(problem, server, 1), x.unsqueeze(0))
     return outputs[0].softmax(-1).T

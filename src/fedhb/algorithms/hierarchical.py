@@ -34,8 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhb.algorithms import objectives
 from fedhb.algorithms.contract import AlgorithmBase, Arrays, Personalised, Problem
+from fedhb.algorithms.objectives import of_round
 from fedhb.algorithms.toolbox import mixture_prediction, repeat, start_weights, uniform
 from fedhb.clients.clients import Clients
 from fedhb.network.vectors import Weights
@@ -264,4 +264,4 @@ class Hierarchical(AlgorithmBase, ABC):
 
     def report(self, problem: Problem, server: Arrays, summary: Arrays) -> dict[str, Any]:
         """Return the negative ELBO and the KL's share of the clients' objective."""
-        return objectives.of_round(self, problem, server, summary)
+        return of_round(self, problem, server, summary)

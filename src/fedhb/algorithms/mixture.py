@@ -34,8 +34,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedhb import distributions
-from fedhb.algorithms import gate
 from fedhb.algorithms.contract import Arrays, Kind, Problem, Release, Vector
+from fedhb.algorithms.gate import (
+    GateTraining,
+    aggregate_gate,
+    gate_probabilities,
+    start_gate,
+    summarise_gate,
+)
 from fedhb.algorithms.hierarchical import Hierarchical
 from fedhb.algorithms.niw import PRINTED_TRAINING
 from fedhb.algorithms.toolbox import (
@@ -132,7 +138,7 @@ class Mixture(Hierarchical):
         if "buffers" in shared:
             server["buffers"] = repeat(shared.pop("buffers"), K)
         if K > 1:
-            server |= gate.start(problem)
+            server |= start_gate(problem)
         return server | shared
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
@@ -205,7 +211,7 @@ class Mixture(Hierarchical):
         if len(received["r"]) == 1:
             return super().local_update(problem, received, clients, memory, plan, rng)
         nearness = Nearness(received["r"], self.sigma2)
-        gates = gate.GateTraining(problem, received, len(clients), plan)
+        gates = GateTraining(problem, received, len(clients), plan)
 
         def train_gate(batch: Batch, m: Tensor) -> None:
             gates.step(batch, j_star=nearness.scores(m).argmax(1))
@@ -234,7 +240,7 @@ class Mixture(Hierarchical):
         if "buffers" in received:
             buffers = sums_by_prototype(answers["buffers"], received["buffers"], c)
             sums["prototype_buffers"] = buffers
-        return sums | gate.summarise(answers, received, ones)
+        return sums | summarise_gate(answers, received, ones)
 
     def aggregate(
         self, problem: Problem, server: Arrays, summary: Arrays, rng: Randomness
@@ -261,7 +267,7 @@ class Mixture(Hierarchical):
             buffers = step(server["buffers"], torch.where(alive.unsqueeze(1), moved, 0.0))
             most_used = buffers[summary["c"].argmax()]
             new["buffers"] = torch.where(restart.unsqueeze(1), most_used, buffers)
-        return new | gate.aggregate(server, summary)
+        return new | aggregate_gate(server, summary)
 
     # Alg. 8: global prediction ------------------------------------------------------------------
 
@@ -274,7 +280,7 @@ class Mixture(Hierarchical):
         memory: Arrays | None = None,
     ) -> Tensor:
         """Return sum_j g_j(x) p(y | x, r_j), mixed as probabilities."""
-        shares = gate.probabilities(problem, server, x)
+        shares = gate_probabilities(problem, server, x)
         return mixture_prediction(problem, self.prototypes(problem, server), shares, x)
 
     def sample(
@@ -336,7 +342,7 @@ class Mixture(Hierarchical):
             len(share.sizes)
         ):  # alone: batch norm may take its statistics from the batch
             x, y = share.examples(k, most)
-            gates.append(gate.probabilities(problem, server, x).double().cpu())
+            gates.append(gate_probabilities(problem, server, x).double().cpu())
             outputs = problem.network.outputs(prototypes, x.expand(K, *x.shape))
             score = problem.likelihood.score(outputs, y.expand(K, *y.shape))
             scores.append(score.double().cpu())
