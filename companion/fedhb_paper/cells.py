@@ -10,21 +10,18 @@ settings.toml is as `fedhb.runs.run_grid` describes it, with two more settings:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedhb.clients.clients import Clients
 from fedhb.errors import InputError
 from fedhb.runs import run_grid
 from fedhb.runs.from_settings import make_clients
-from fedhb.runs.records import MISSING, Key
+from fedhb.runs.records import Key
 from fedhb.runs.run import Run
-from fedhb.runs.run_grid import dataset_of, default
+from fedhb.runs.run_grid import dataset_of
 from fedhb.runs.settings import Settings
 from fedhb.settings_fields import did_you_mean
-
-BEFORE = {"niw.relax": False, "niw.along": False, "niw.same_steps": False}
-"""What there was before a setting whose default is not that."""
 
 
 def work(settings: Mapping[str, Any]) -> list[Key]:
@@ -54,30 +51,6 @@ def resolved(settings: Mapping[str, Any], key: Key) -> dict[str, Any]:
     """Return every setting that the result of a key depends on."""
     clean = {"clean": settings["clean"]} if "clean" in settings else {}
     return run_grid.resolved(settings, key) | clean
-
-
-def effective(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Settings as they act: names that they lack at what there was before them.
-
-    What does nothing beside the others is off.
-    """
-    found = {name: value for name in names if (value := before(name)) is not MISSING} | dict(
-        settings
-    )
-    layered = found.get("niw.dof") == "per_layer"
-    for name, acts in (
-        ("niw.relax", layered),
-        ("niw.same_steps", layered),
-        ("niw.along", layered and found.get("niw.relax")),
-    ):
-        if name in found:
-            found[name] = bool(acts and found[name])
-    return found
-
-
-def before(name: str) -> Any:
-    """What there was before a setting, by its name in `resolved`: mostly its default."""
-    return BEFORE.get(name, default(name))
 
 
 def clients_of(run: Run, settings: Settings) -> tuple[Clients, Clients | None]:

@@ -12,8 +12,7 @@ from fedhb.errors import InputError
 from fedhb.runs import records
 from fedhb.runs.jobs import Watcher, Work, record_all
 from fedhb.runs.records import FILE, Effective, Inventory, Key, identity
-from fedhb.runs.run_grid import missing_data
-from fedhb_paper import cells
+from fedhb.runs.run_grid import missing_data, with_defaults
 from fedhb_paper.experiments import KINDS, Experiment, load, names
 from fedhb_paper.scale import parse
 
@@ -26,7 +25,7 @@ def standing(experiment: Experiment, keys: Sequence[Key]) -> Inventory:
 
 def _effective(experiment: Experiment) -> Effective:
     if hasattr(experiment.kind, "resolved"):
-        return cells.effective
+        return with_defaults
     return lambda settings, names: settings
 
 
@@ -78,7 +77,7 @@ def lent(experiment: Experiment, present: Inventory) -> list[dict[str, Any]]:
     for key in present.missing:
         settings = present.settings[identity(key)]
         for name, record in reversed(others):  # the newest first
-            if "result" in record and not records.changed(record, settings, cells.effective):
+            if "result" in record and not records.changed(record, settings, with_defaults):
                 borrowed.append({**record, "key": dict(key), "of": record.get("of", name)})
                 break
     return borrowed

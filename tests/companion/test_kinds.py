@@ -71,9 +71,10 @@ def test_a_variant_overrides_its_cell_and_a_cell_the_common_settings():
         run_grid.settings_of(content, {"cell": "c", "variant": v, "seed": 5})
         for v in ("niw", "other")
     )
-    assert (first.rounds, first.lr, first.seed, first.workers) == (4, 0.5, 5, 1)
+    flat = first.flat()
+    assert (flat["rounds"], flat["lr"], flat["seed"], flat["workers"]) == (4, 0.5, 5, 1)
     assert first.options == {"niw": {"kl_weight": 0.5, "p_do": 0.25}, "model": {"hidden": 8}}
-    assert other.lr == 0.25 and other.options["niw"] == {"kl_weight": 0.125, "p_do": 0.25}
+    assert other.flat()["lr"] == 0.25 and other.options["niw"] == {"kl_weight": 0.125, "p_do": 0.25}
     flat = cells.resolved(content, {"cell": "c", "variant": "other", "seed": 5})
     assert flat["niw.kl_weight"] == 0.125 and flat["model.hidden"] == 8 and flat["model"] == "mlp"
     assert flat["niw.eps"] == build("niw").eps and not any(
@@ -109,19 +110,6 @@ def test_records_that_were_taken_at_other_places_are_not_averaged_with_the_other
         assert experiment.kind.figures(experiment.settings, [], some)
     without = experiment.kind.tables(experiment.settings, [], kept[1:])
     assert shown(experiment.kind.tables(experiment.settings, [], mixed)) == shown(without)
-
-
-def test_what_there_was_before_a_setting():
-    assert (
-        cells.before("niw.along") is False and build("niw").along
-    )  # what was trained before it came did not go along
-    assert cells.before("lr") == 0.1 and cells.before("niw.eps") == build("niw").eps
-    assert (
-        cells.before("model.hidden")
-        is cells.before("nosuch")
-        is cells.before("niw.nosuch")
-        is cells.MISSING
-    )
 
 
 # ---- table
