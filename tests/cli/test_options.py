@@ -17,7 +17,13 @@ def test_help_tells_every_default(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, printed = run("train", "-h")
     assert code == 0 and "[]" not in printed
-    for default in ("[digits]", "[empirical-bayes]", "[step]", "[0.1]", "[runs/DATASET-ALGORITHM-seedN]"):
+    for default in (
+        "[digits]",
+        "[empirical-bayes]",
+        "[step]",
+        "[0.1]",
+        "[runs/DATASET-ALGORITHM-seedN]",
+    ):
         assert default in printed
     assert (
         "[empirical-bayes,mixture,fedavg]" in run("compare", "-h")[1]

@@ -220,9 +220,9 @@ def test_the_command(tmp_path, command):
         "settings"
     ] == {"update": "full"}
     assert ("not the default" in printed) == bool(tune.differences(chosen))
-    assert command("tune", path, "--algorithms", "empirical-bayes")[0] == 0
+    assert command("tune", path, "--algorithms", "niw")[0] == 0
     both = read_toml(path.parent / "chosen.toml")
-    assert set(both) == {"empirical-bayes", "fedavg"} and both["fedavg"] == chosen["fedavg"]
+    assert set(both) == {"niw", "fedavg"} and both["fedavg"] == chosen["fedavg"]
     records = [
         json.loads(line) for line in (path.parent / "records.jsonl").read_text().splitlines()
     ]

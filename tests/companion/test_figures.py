@@ -168,9 +168,7 @@ def test_curves_of_personalisation(tmp_path, monkeypatch, capsys):
     )
     code, said = command(monkeypatch, capsys, "c", "--folder", folder)
     figures, records = found(folder, "c")
-    line = next(
-        s for s in figures["half-personalisation-accuracy"].series if s.name == "niw"
-    )
+    line = next(s for s in figures["half-personalisation-accuracy"].series if s.name == "niw")
     result = next(r["result"] for r in records if r["key"]["cell"] == "half")
     assert code == 0 and "accuracy by epochs of personalisation" in said
     assert (
@@ -223,9 +221,7 @@ def test_the_theorems_are_drawn_from_their_records(tmp_path):
         assert over == (["rounds, N_f = 1"] if name == "long-rounds" else [])
     figures, _ = found(ROOT / "experiments", "theorem_generalisation")
     lines = {s.name: s.y for s in figures["contained"].series}
-    assert all(
-        a < b for a, b in zip(lines["niw"], lines["best certificate"], strict=True)
-    )
+    assert all(a < b for a, b in zip(lines["niw"], lines["best certificate"], strict=True))
     for path in draw(figures["contained"], tmp_path):
         assert path.stat().st_size > 5000
 

@@ -13,7 +13,7 @@ from small_experiment import SETTINGS, Silent, complete, lines, plain, write
 from fedhb.errors import DivergedError
 from fedhb.runs import records
 from fedhb.runs.progress import JobProgress
-from fedhb_paper import cells, experiments, table, workbench
+from fedhb_paper import experiments, table, workbench
 
 
 def test_a_record_says_how_it_came_about(tmp_path):
@@ -183,32 +183,6 @@ def test_a_setting_that_is_new_matters_only_where_it_is_not_what_there_was_befor
         "new"
     ]
     assert records.changed({"settings": {"a": [1, 2]}}, {"a": (1, 2)}, effective) == []
-
-
-def test_niws_longer_step_makes_records_stale_that_were_made_before_it():
-    now = {
-        "niw.dof": "per_layer",
-        "niw.relax": True,
-        "niw.along": True,
-        "niw.same_steps": True,
-        "lr": 0.1,
-    }
-    record = {"settings": {"niw.dof": "per_layer", "niw.relax": True}}
-    assert records.changed(record, now, cells.effective) == ["niw.along", "niw.same_steps"]
-    for other in (
-        {"niw.relax": False, "niw.same_steps": False},
-        {"niw.dof": "full"},
-    ):  # where it does nothing
-        assert (
-            records.changed({"settings": record["settings"] | other}, now | other, cells.effective)
-            == []
-        )
-        assert (
-            records.changed(
-                {"settings": now | other}, now | other | {"niw.along": False}, cells.effective
-            )
-            == []
-        )
 
 
 def test_the_newest_valid_record_counts():
