@@ -49,7 +49,7 @@ def test_train_and_compare_give_each_algorithm_its_own_training(run, tmp_path, m
         name: Settings.resolve(tmp_path / name / "settings.toml", {}).training.lr
         for name in ("t", "c/empirical-bayes-seed0", "c/fedbabu-seed0")
     }
-    assert found == {"t": 0.02, "c/empirical-bayes-seed0": 0.05, "c/fedbabu-seed0": 0.02}
+    assert found == {"t": 0.02, "c/empirical-bayes-seed0": 0.1, "c/fedbabu-seed0": 0.02}
     t, c, d = (
         json.loads((tmp_path / n / "result.json").read_text())
         for n in ("t", "c/fedbabu-seed0", "d/fedbabu-seed0")

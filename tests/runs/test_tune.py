@@ -179,7 +179,9 @@ def test_real_targets_are_tuned_by_nll(tmp_path, monkeypatch):
         assert one.default == pytest.approx(means[f"{one.method} 0"])
     assert tune.score({"diverged": "x"}) > max(tune.score(r["result"]) for r in made)
     tune.write_chosen(path.parent / "chosen.toml", found)
-    assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")["niw"].keys()
+    assert {"nll", "default_nll"} <= read_toml(path.parent / "chosen.toml")[
+        "empirical-bayes"
+    ].keys()
     assert tune_command.table(found).title == "validation NLL"
 
 
