@@ -1,7 +1,8 @@
-"""The site's pages from outside docs/, and links that lead to the same places on the site as in the repository.
+"""The site's pages from outside docs/, and links that lead to the same places as in the
+repository.
 
-README.md is the home page; the changelog, the contributing guide, the benchmarks and the experiments' READMEs are pages too. A
-link to a file that is no page becomes its name.
+README.md is the home page; the changelog, the contributing guide, the benchmarks and the
+experiments' READMEs are pages too. A link to a file that is no page becomes its name.
 """
 
 from __future__ import annotations
@@ -59,13 +60,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if not (ROOT / place).exists():
             raise ValueError(f"{here} links to {target}, which does not exist")
         if place in known:
-            return f"{mark}[{text}]({posixpath.relpath(known[place], posixpath.dirname(page.file.src_uri))}{part or ''})"
+            there = posixpath.relpath(known[place], posixpath.dirname(page.file.src_uri))
+            return f"{mark}[{text}]({there}{part or ''})"
         if mark and place.startswith("experiments/"):
             return (
                 f"{mark}[{text}]({posixpath.relpath(place, posixpath.dirname(page.file.src_uri))})"
             )
         if place.startswith("docs/"):
-            return f"{mark}[{text}]({posixpath.relpath(place.removeprefix('docs/'), posixpath.dirname(page.file.src_uri))})"
+            folder = posixpath.dirname(page.file.src_uri)
+            return f"{mark}[{text}]({posixpath.relpath(place.removeprefix('docs/'), folder)})"
         return text if text.strip("`") == place else f"{text} (`{place}`)"
 
     return LINK.sub(led, markdown)

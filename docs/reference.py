@@ -1,4 +1,4 @@
-"""The API reference from docstrings, into the folder that is given: `python docs/reference.py site/api`."""
+"""The API reference from docstrings, into a folder: `python docs/reference.py site/api`."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ A document names the command whose tables it shows, and has them between two com
     ...
     <!-- end -->
 
-Beside the command's own options, `--titles A,B` shows only tables whose titles begin so, and `--beside` those of the same rows as
-one. `python docs/tables.py` writes all anew; tests/companion/test_documents.py tells where a document and the records differ.
+Beside the command's own options, `--titles A,B` shows only tables whose titles begin so, and
+`--beside` those of the same rows as one. `python docs/tables.py` writes all anew;
+tests/companion/test_documents.py tells where a document and the records differ.
 """
 
 from __future__ import annotations

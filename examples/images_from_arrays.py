@@ -79,7 +79,7 @@ def make_clients() -> tuple[fedhb.Clients, tuple[np.ndarray, ...]]:
 
 
 def train(clients: fedhb.Clients, lr: float = 0.2, evaluate_on: str = "test") -> fedhb.Run:
-    """Train with EmpiricalBayes, which learns how far the clients' networks differ from the common one.
+    """Train with EmpiricalBayes, which learns how far the clients' networks differ.
 
     It learns one variance for each tensor of the network.
     """

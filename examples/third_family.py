@@ -206,7 +206,7 @@ class LayerScales(Hierarchical):
         noise = torch.randn(count, problem.network.num_params, generator=generator).to(server["r"])
         return server["r"] + per_weight(problem, server["s"]).sqrt() * noise
 
-    # For this family alone, and for records and reports --------------------------------------------
+    # For this family alone, and for records and reports ------------------------------------------
 
     def prior(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """Return a_l and b_l of the inverse-gamma prior, [L] each."""
@@ -271,8 +271,10 @@ def train(
     evaluate_on: str = "test",
     out: Path | None = None,
 ) -> fedhb.Run:
-    """Train it. With kl_weight = 1 the variances shrink to the prior's share: see "What to watch" in
-    docs/adding_an_algorithm.md."""
+    """Train it. With kl_weight = 1 the variances shrink to the prior's share.
+
+    See "What to watch" in docs/adding_an_algorithm.md.
+    """
     options = {
         "rounds": 60,
         "fraction": 0.5,

@@ -5,7 +5,8 @@ predicts with calibrated uncertainty and personalises itself to a new client.
 
     import fedhb
     clients = fedhb.partition.shards(fedhb.data.load("digits"), num_clients=20, shards_per_client=3)
-    run = fedhb.fit(fedhb.nets.mlp((1, 8, 8), 10), clients, fedhb.EmpiricalBayes(), rounds=30, fraction=0.5)
+    model = fedhb.nets.mlp((1, 8, 8), 10)
+    run = fedhb.fit(model, clients, fedhb.EmpiricalBayes(), rounds=30, fraction=0.5)
     probabilities = run.predict(x)
     mine = run.personalise(x_mine, y_mine)
 """

@@ -317,6 +317,7 @@ def defended(algorithm: Algorithm, defence: Defence | None) -> Any:
         return algorithm
     if algorithm.pools or not algorithm.sends:
         raise InputError(
-            f"defence with {getattr(algorithm, 'name', 'a phase')}: it has no answers of clients to filter; leave it out"
+            f"defence with {getattr(algorithm, 'name', 'a phase')}: it has no answers of clients "
+            "to filter; leave it out"
         )
     return Defended(algorithm, defence)

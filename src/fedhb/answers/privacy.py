@@ -163,8 +163,8 @@ class Private:
         release = declared_release(algorithm)
         if release is None:
             raise InputError(
-                f"dp_noise={privacy.noise} with {_name_of(algorithm)}: it does not declare how its sums "
-                f"may be released; choose {', '.join(releasing())}"
+                f"dp_noise={privacy.noise} with {_name_of(algorithm)}: it does not declare "
+                f"how its sums may be released; choose {', '.join(releasing())}"
             )
         self.algorithm, self.privacy = algorithm, privacy
         self.release: Release = release
