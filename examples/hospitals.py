@@ -3,8 +3,8 @@
 The patients are simulated. Hospitals differ in their size (40 to 800 patients), in the age and
 health of their patients, in their laboratories (the same blood gives other numbers) and in the
 outcomes (each has its own intercept and slope). The example compares EmpiricalBayes, FedAvg and
-FedBABU before and after personalisation; then a thirteenth hospital with 30 patients joins. Run it with `python
-examples/hospitals.py`; it takes less than 30 seconds.
+FedBABU before and after personalisation; then a thirteenth hospital with 30 patients joins. Run it
+with `python examples/hospitals.py`; it takes less than 30 seconds.
 
 These are the results of one random draw, with seed 0. Over seeds 0 to 3 the personalised accuracies
 of the methods differ by about one standard error. Personalisation lowers the mean NLL in every
