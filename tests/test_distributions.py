@@ -20,8 +20,8 @@ from sampling import (
 from scipy import optimize, special, stats
 
 from fedhb.distributions import (
-    NIW,
     Dof,
+    NormalInverseWishart,
     StudentT,
     expected_log_gaussian,
     gaussian_kl,
@@ -46,7 +46,7 @@ def test_niw_kl_of_equals_is_exactly_zero(dof: Dof) -> None:
     q, _ = two_niws(3, dof)
     assert niw_kl(q, q).item() == 0.0  # every pair of terms cancels before it is summed
     large = torch.ones(300_000)
-    q = NIW(large, large, l0=1e5, n0=large.numel() + 1e5, dof=dof)
+    q = NormalInverseWishart(large, large, l0=1e5, n0=large.numel() + 1e5, dof=dof)
     assert niw_kl(q, q).item() == 0.0
 
 
@@ -55,7 +55,10 @@ def test_per_coordinate_is_a_sum_of_one_dimensional_niws() -> None:
     theta, variance = vector(0.1, 0.9, -1.0), vector(0.2, 0.1, 0.4)
     kl, elog, log_density = 0.0, 0.0, 0.0
     for k in range(3):
-        q_k, p_k = (NIW(s.m0[k : k + 1], s.V0[k : k + 1], s.l0, s.n0, "full") for s in (q, p))
+        q_k, p_k = (
+            NormalInverseWishart(s.m0[k : k + 1], s.V0[k : k + 1], s.l0, s.n0, "full")
+            for s in (q, p)
+        )
         kl += niw_kl(q_k, p_k).item()
         elog += expected_log_gaussian(q_k, theta[k : k + 1], variance[k : k + 1]).item()
         log_density += q_k.predictive().log_prob(theta[k : k + 1]).item()
@@ -72,8 +75,8 @@ def test_niw_kl_with_millions_of_dimensions() -> None:
     # them to 3e9.
     d, examples = 3_206_976, 50_000
     ones = torch.ones(d, dtype=torch.float64)
-    q = NIW(0.02 * ones, 1.0156 * ones, l0=examples + 1.0, n0=examples + d + 2.0)
-    p = NIW(0.0 * ones, ones, l0=1.0, n0=d + 2.0)
+    q = NormalInverseWishart(0.02 * ones, 1.0156 * ones, l0=examples + 1.0, n0=examples + d + 2.0)
+    p = NormalInverseWishart(0.0 * ones, ones, l0=1.0, n0=d + 2.0)
     a, b = ((n - np.arange(d)) / 2 for n in (q.n0, p.n0))
     gammas = (a - b) * special.digamma(a) + special.gammaln(b) - special.gammaln(a)
     rho, drift = 1 / 1.0156, 0.02
@@ -85,8 +88,8 @@ def test_niw_kl_with_millions_of_dimensions() -> None:
     assert niw_kl(q, p).item() == pytest.approx(expected, rel=1e-10)
     # float32 vectors: every ratio is off by up to 6e-8, here all alike.
     short_q, short_p = (
-        NIW(q.m0.float(), q.V0.float(), q.l0, q.n0),
-        NIW(p.m0.float(), p.V0.float(), p.l0, p.n0),
+        NormalInverseWishart(q.m0.float(), q.V0.float(), q.l0, q.n0),
+        NormalInverseWishart(p.m0.float(), p.V0.float(), p.l0, p.n0),
     )
     assert niw_kl(short_q, short_p).item() == pytest.approx(expected, rel=1e-6)
 
@@ -95,7 +98,7 @@ def test_niw_kl_with_millions_of_dimensions() -> None:
 def test_niw_kl_is_least_where_the_two_agree(d: int) -> None:
     q, p = two_niws(d)
     m0, V0 = p.m0.clone().requires_grad_(), p.V0.clone().requires_grad_()
-    niw_kl(NIW(m0, V0, p.l0, p.n0), p).backward()
+    niw_kl(NormalInverseWishart(m0, V0, p.l0, p.n0), p).backward()
     # The gradient is a difference of terms of order 1, which leaves 1e-15.
     assert m0.grad is not None and V0.grad is not None
     assert max(m0.grad.abs().max().item(), V0.grad.abs().max().item()) < 1e-14
@@ -259,15 +262,18 @@ def test_float32_distances_of_millions_of_coordinates() -> None:
 def test_impossible_parameters_are_refused() -> None:
     one, two = vector(1.0), vector(1.0, 2.0)
     with pytest.raises(ValueError, match="length"):
-        NIW(one, two, 1.0, 5.0)
+        NormalInverseWishart(one, two, 1.0, 5.0)
     with pytest.raises(ValueError, match=r"n0 .*1\.0.*n0 > 1"):
-        NIW(two, two, 1.0, 1.0)
-    NIW(two, two, 1.0, 1.0, "per_coordinate")  # enough in one dimension
+        NormalInverseWishart(two, two, 1.0, 1.0)
+    NormalInverseWishart(two, two, 1.0, 1.0, "per_coordinate")  # enough in one dimension
     with pytest.raises(ValueError, match=r"l0 .*0"):
-        NIW(two, two, 0.0, 5.0)
+        NormalInverseWishart(two, two, 0.0, 5.0)
     with pytest.raises(ValueError, match=r"dof .*'half'"):
-        NIW(two, two, 1.0, 5.0, "half")  # type: ignore[arg-type]
+        NormalInverseWishart(two, two, 1.0, 5.0, "half")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"nu .*nan"):
         StudentT(math.nan, two, two, joint=True)
     with pytest.raises(ValueError, match="dof"):
-        niw_kl(NIW(two, two, 1.0, 5.0), NIW(two, two, 1.0, 5.0, "per_coordinate"))
+        niw_kl(
+            NormalInverseWishart(two, two, 1.0, 5.0),
+            NormalInverseWishart(two, two, 1.0, 5.0, "per_coordinate"),
+        )

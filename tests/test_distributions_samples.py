@@ -19,18 +19,27 @@ from sampling import (
 )
 from scipy import integrate, stats
 
-from fedhb.distributions import NIW, StudentT, chi_square, gaussian_kl, spiky_kl, spiky_moments
+from fedhb.distributions import (
+    NormalInverseWishart,
+    StudentT,
+    chi_square,
+    gaussian_kl,
+    spiky_kl,
+    spiky_moments,
+)
 
 
 # --- Student-t
-def predictive_at(nu: float, d: int = 3) -> tuple[NIW, StudentT]:
-    """A full NIW whose predictive has nu degrees of freedom."""
-    q = NIW(vector(0.5, -1.0, 2.0)[:d], vector(1.0, 2.0, 5.0)[:d], l0=4.0, n0=nu + d - 1)
+def predictive_at(nu: float, d: int = 3) -> tuple[NormalInverseWishart, StudentT]:
+    """A full NormalInverseWishart whose predictive has nu degrees of freedom."""
+    q = NormalInverseWishart(
+        vector(0.5, -1.0, 2.0)[:d], vector(1.0, 2.0, 5.0)[:d], l0=4.0, n0=nu + d - 1
+    )
     return q, q.predictive()
 
 
-def draw_hierarchy(q: NIW, num: int, seed: int) -> np.ndarray:
-    """theta [num, d] from (mu, Sigma) ~ NIW, theta ~ N(mu, Sigma), without the Student-t."""
+def draw_hierarchy(q: NormalInverseWishart, num: int, seed: int) -> np.ndarray:
+    """theta [num, d] from (mu, Sigma) ~ NormalInverseWishart, theta ~ N(mu, Sigma), without the Student-t."""
     mu, Sigma = draw_niw(q, num, seed)
     return gaussian_rows(np.random.default_rng(seed + 1), mu, Sigma)
 
@@ -88,13 +97,15 @@ def test_one_chi_square_for_all_draws_would_be_noticed() -> None:
 
 
 def test_per_coordinate_predictive_is_a_product_of_univariate_ts() -> None:
-    q = NIW(vector(0.5, -1.0), vector(1.0, 5.0), l0=4.0, n0=5.0, dof="per_coordinate")
+    q = NormalInverseWishart(
+        vector(0.5, -1.0), vector(1.0, 5.0), l0=4.0, n0=5.0, dof="per_coordinate"
+    )
     t = q.predictive()
     assert t.nu == 5.0 and not t.joint
     theta = t.sample(20_000, generator(11)).numpy()
     for k in range(2):
         marginal = stats.t(t.nu, t.location[k].item(), math.sqrt(t.scale[k].item())).cdf
-        coordinate = NIW(q.m0[k : k + 1], q.V0[k : k + 1], q.l0, q.n0)
+        coordinate = NormalInverseWishart(q.m0[k : k + 1], q.V0[k : k + 1], q.l0, q.n0)
         direct = draw_hierarchy(coordinate, 20_000, seed=12 + k)[:, 0]
         assert stats.kstest(theta[:, k], marginal).pvalue > REJECTED
         assert stats.kstest(direct, marginal).pvalue > REJECTED

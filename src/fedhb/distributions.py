@@ -102,7 +102,7 @@ class StudentT:
 
 
 @dataclass(frozen=True, eq=False)
-class NIW:
+class NormalInverseWishart:
     """The Normal-Inverse-Wishart of (mu, Sigma) with a diagonal scale matrix, `eq:niw_q_phi`.
 
     Attributes:
@@ -177,7 +177,7 @@ class NIW:
         return StudentT(nu, self.m0, scale, joint=self.dof == "full")
 
 
-def niw_kl(q: NIW, p: NIW) -> Tensor:
+def niw_kl(q: NormalInverseWishart, p: NormalInverseWishart) -> Tensor:
     """Return KL(q || p) of two NIWs of the same kind, with all constants; `app_eq:niw_server_kl`.
 
     With q = {m0, V0, l0, n0}, p = {mu0, Sigma0, lambda0, nu0} and rho = Sigma0 / V0,
@@ -205,7 +205,9 @@ def niw_kl(q: NIW, p: NIW) -> Tensor:
     return coordinates + scalars + q.copies * _sum_gamma_divergence(q.n0, p.n0, q.dim)
 
 
-def expected_log_gaussian(q: NIW, mean: Tensor, variance: Tensor | float) -> Tensor:
+def expected_log_gaussian(
+    q: NormalInverseWishart, mean: Tensor, variance: Tensor | float
+) -> Tensor:
     """Return E[log N(theta; mu, Sigma)], with all constants; `app_eq:niw_elog_2`.
 
         -1/2 {d log 2 pi + E log|Sigma| + n0 sum_k [(mean_k - m0_k)^2 + variance_k] / V0_k + d / l0}

@@ -28,7 +28,7 @@ NO_MEMORY = 77
 """The exit code of a child that could not allocate memory."""
 
 ENDS = {NO_MEMORY: "out of memory", -signal.SIGKILL: "killed; by the system, if memory is short"}
-"""What an exit code means, where it is known."""
+"""The meaning of exit codes, where it is known."""
 
 _pipes: WeakSet[Connection] = WeakSet()
 """The ends of pipes that this process holds as a parent."""

@@ -18,12 +18,12 @@ from private_answers import RNG, answers, privacy
 from scipy import stats
 
 import fedhb
-from fedhb.answers.privacy import Privacy, Private
+from fedhb.answers.privacy import Mechanism, Private
 
 
 def epsilon(noise: float, num_clients: int, cohort: int, rounds: int, delta: float) -> float:
     """Return what so many rounds cost."""
-    return Privacy(noise, 1.0, delta, num_clients, cohort).epsilon(rounds)
+    return Mechanism(noise, 1.0, delta, num_clients, cohort).epsilon(rounds)
 
 
 def test_the_noise_has_its_deviation_and_is_new_in_every_round_and_sum():
@@ -63,7 +63,7 @@ def test_the_count_is_the_cohorts_however_many_answered():
 
 
 def test_the_accountant_gives_published_values():
-    """Abadi et al.'s setting as the TensorFlow Privacy tutorial computes it: batches of 256 of
+    """Abadi et al.'s setting as the TensorFlow Mechanism tutorial computes it: batches of 256 of
     60,000, noise 1.1, 60 epochs, delta 1e-5 give epsilon 2.92 (Mironov's conversion; the
     accountant's present one is tighter).
 
@@ -113,7 +113,7 @@ def test_sampling_without_replacement_is_accounted_for():
     assert epsilon(z, n, m, 2 * rounds, delta) > ours > epsilon(2 * z, n, m, rounds, delta)
 
 
-def audit(noise: float, claimed: Privacy, trials: int = 4000) -> float:
+def audit(noise: float, claimed: Mechanism, trials: int = 4000) -> float:
     """A lower bound of epsilon, with 99 % confidence, from telling two federations apart that
     differ in one client.
 

@@ -18,7 +18,7 @@ from scipy import stats
 
 import fedhb
 from fedhb.algorithms import ALGORITHMS
-from fedhb.answers.privacy import Privacy, Private, releasing
+from fedhb.answers.privacy import Mechanism, Private, releasing
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.in_process import InProcess
 from fedhb.errors import InputError
@@ -116,7 +116,7 @@ def test_a_private_run_reports_what_it_cost_and_resumes_to_the_same_bits(tmp_pat
     )
     spent = run.result["privacy"]
     assert (
-        spent["epsilon"] == pytest.approx(Privacy(1.0, 1.0, 1e-5, 6, 3).epsilon(4))
+        spent["epsilon"] == pytest.approx(Mechanism(1.0, 1.0, 1e-5, 6, 3).epsilon(4))
         and spent["delta"] == 1e-5
     )
     lines = [

@@ -9,7 +9,7 @@ import builders
 
 import fedhb
 from fedhb.algorithms import Mixture
-from fedhb.answers.privacy import FIXED, Privacy
+from fedhb.answers.privacy import FIXED, Mechanism
 from fedhb.seeding import Randomness
 
 PRIVATE = {
@@ -26,9 +26,10 @@ PRIVATE = {
 RNG = Randomness(3, 1)
 
 
-def privacy(**changes) -> Privacy:
+def privacy(**changes) -> Mechanism:
     return replace(
-        Privacy(noise=1.0, clip=0.05, delta=1e-5, num_clients=6, cohort=6, key=b"k" * 32), **changes
+        Mechanism(noise=1.0, clip=0.05, delta=1e-5, num_clients=6, cohort=6, key=b"k" * 32),
+        **changes,
     )
 
 

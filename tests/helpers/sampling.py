@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fedhb.distributions import NIW, Dof
+from fedhb.distributions import Dof, NormalInverseWishart
 
 STANDARD_ERRORS = 5.0
 
@@ -25,20 +25,20 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def two_niws(d: int, dof: Dof = "full") -> tuple[NIW, NIW]:
+def two_niws(d: int, dof: Dof = "full") -> tuple[NormalInverseWishart, NormalInverseWishart]:
     """Two NIWs that differ in every parameter; n0 is large enough for log-densities of finite
     variance.
     """
     m0, V0 = vector(0.3, -0.2, 0.5)[:d], vector(1.0, 2.0, 0.7)[:d]
-    q = NIW(m0, V0, l0=4.0, n0=d + 9.0, dof=dof)
-    p = NIW(
+    q = NormalInverseWishart(m0, V0, l0=4.0, n0=d + 9.0, dof=dof)
+    p = NormalInverseWishart(
         torch.zeros(d, dtype=torch.float64), vector(1.3, 1.3, 1.3)[:d], l0=1.0, n0=d + 2.0, dof=dof
     )
     return q, p
 
 
-def draw_niw(q: NIW, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws (mu [num, d], Sigma [num, d, d]) of a full NIW from its definition, with scipy alone."""
+def draw_niw(q: NormalInverseWishart, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws (mu [num, d], Sigma [num, d, d]) of a full NormalInverseWishart from its definition, with scipy alone."""
     random = np.random.default_rng(seed)
     d = q.m0.numel()
     Sigma = stats.invwishart.rvs(
@@ -67,8 +67,8 @@ def log_gaussian(x: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.
     )
 
 
-def log_niw(q: NIW, mu: np.ndarray, Sigma: np.ndarray) -> np.ndarray:
-    """The log density of a full NIW by scipy, for every row."""
+def log_niw(q: NormalInverseWishart, mu: np.ndarray, Sigma: np.ndarray) -> np.ndarray:
+    """The log density of a full NormalInverseWishart by scipy, for every row."""
     inverse_wishart = stats.invwishart.logpdf(
         np.moveaxis(Sigma, 0, -1), df=q.n0, scale=np.diag(q.V0.numpy())
     )

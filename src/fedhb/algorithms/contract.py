@@ -222,18 +222,18 @@ class Algorithm(Steps, Protocol):
 
     name: ClassVar[str]
     keeps: ClassVar[str]
-    """What clients keep for themselves and predict with before they personalise; "" for nothing."""
+    """The part of a model that clients keep, and predict with before they personalise; or ""."""
     training: ClassVar[Mapping[str, float]]
     """lr, momentum, personal_lr and personal_epochs of a run that is given none; not inherited."""
 
     @property
     def update(self) -> str:
-        """What is trained: body, or full (body and head)."""
+        """The part of the network that is trained: body, or full (body and head)."""
         ...
 
     @property
     def phases(self) -> Sequence[Phase]:
-        """What happens before and after the rounds."""
+        """The exchanges before and after the rounds."""
         ...
 
     def start(self, problem: Problem, rng: Randomness) -> Arrays:

@@ -28,7 +28,7 @@ class Gaussian(Hierarchical):
     )
 
     @abstractmethod
-    def posterior(self, problem: Problem, server: Arrays) -> distributions.NIW:
+    def posterior(self, problem: Problem, server: Arrays) -> distributions.NormalInverseWishart:
         """Return q(phi)."""
 
     @abstractmethod

@@ -100,19 +100,19 @@ class NIW(Gaussian):
         """Return n0 = |D| + nu_0."""
         return problem.federation.num_examples + self.dim(problem) + 2.0
 
-    def posterior(self, problem: Problem, server: Arrays) -> distributions.NIW:
+    def posterior(self, problem: Problem, server: Arrays) -> distributions.NormalInverseWishart:
         """Return q(phi)."""
         l0 = problem.federation.num_examples + self.lambda0
-        return distributions.NIW(
+        return distributions.NormalInverseWishart(
             server["m0"], server["V0"], l0=l0, n0=self.n0(problem), dof=self.dof
         )
 
-    def prior(self, problem: Problem) -> distributions.NIW:
+    def prior(self, problem: Problem) -> distributions.NormalInverseWishart:
         """Return p(phi)."""
         zero = problem.network.theta.new_zeros(()).expand(problem.network.num_params)
         V0 = torch.full_like(zero, self.prior_scale**2)
         l0, n0 = max(self.lambda0, FLAT), self.dim(problem) + 2.0
-        return distributions.NIW(zero, V0, l0=l0, n0=n0, dof=self.dof)
+        return distributions.NormalInverseWishart(zero, V0, l0=l0, n0=n0, dof=self.dof)
 
     # Alg. 4: block-coordinate descent -----------------------------------------------------------
 

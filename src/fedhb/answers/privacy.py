@@ -52,7 +52,7 @@ FIXED = ("count", "weight", "examples")
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Mechanism:
     """The mechanism of a private run.
 
     Attributes:
@@ -121,7 +121,7 @@ class Privacy:
         }
 
 
-def epsilon_of(spent: Sequence[tuple[Privacy, int]]) -> float:
+def epsilon_of(spent: Sequence[tuple[Mechanism, int]]) -> float:
     """Return the privacy loss of several mechanisms, each used so many times.
 
     By the Renyi accountant of dp-accounting, divergences add up.
@@ -159,7 +159,7 @@ def one_round(noise: float, num_clients: int, cohort: int) -> tuple[Any, Any]:
 class Private:
     """An algorithm whose sums are clipped and noised; all else is left to the algorithm."""
 
-    def __init__(self, algorithm: Algorithm, privacy: Privacy):
+    def __init__(self, algorithm: Algorithm, privacy: Mechanism):
         release = declared_release(algorithm)
         if release is None:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Who holds the examples: clients, and how a data set is divided among them."""
+"""The clients, which hold the examples, and how a data set is divided among them."""
 
 from fedhb.clients.clients import Clients, Share
 

@@ -1,4 +1,4 @@
-"""What the posterior says of the clients, as plain numbers for a report.
+"""Describes the posterior and the clients in plain numbers, for a report.
 
 `spread` is the root mean square deviation of the clients' weights from their mean, by tensor, for
 every algorithm. The rest is the algorithm's own description (`describe`, `describe_personal`,

@@ -65,7 +65,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Facts:
-    """What one node says of itself.
+    """The facts that one node reports of itself.
 
     `num_targets` is 0 for labels; `inputs` are None where a data set gives the scaling.
     """

@@ -39,7 +39,7 @@ def census(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Do the client's update (Alg. 1, step 3): its answer goes back, its memory stays here."""
-    work = Work(message, context)
+    work = NodeWork(message, context)
     answer = work.answer()
     return work.reply({"answer": to_record(answer)})
 
@@ -47,7 +47,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Answer the metrics of both tasks on this client's own held-back examples."""
-    work = Work(message, context)
+    work = NodeWork(message, context)
     records: dict[str, Any] = {}
     split = str(work.order["split"])
     share = getattr(work.client, split)
@@ -60,7 +60,7 @@ def evaluate(message: Message, context: Context) -> Message:
     return work.reply(records)
 
 
-class Work:
+class NodeWork:
     """The work that one message asks for: the client, the round, the task."""
 
     def __init__(self, message: Message, context: Context):

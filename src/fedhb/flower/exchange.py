@@ -38,7 +38,7 @@ class Reply:
     problem: str = ""
 
 
-class Pull(threading.Thread):
+class AnswerThread(threading.Thread):
     """A pull of one answer, in a thread of its own."""
 
     def __init__(self, grid: Grid, number: str):
@@ -51,7 +51,7 @@ class Pull(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Pull; this runs in the thread."""
+        """AnswerThread; this runs in the thread."""
         try:
             self.replies = list(self.grid.pull_messages([self.number]))
         except UNREADABLE as error:
@@ -91,7 +91,7 @@ def ask(
         poll: seconds between looks for answers.
     """
     waiting: dict[str, int] = {}
-    stalled: dict[str, Pull] = {}
+    stalled: dict[str, AnswerThread] = {}
     end = time.monotonic() + deadline
     for node, content in questions:
         message = Message(content, node, kind, ttl=deadline + 60.0, group_id=group)
@@ -102,7 +102,7 @@ def ask(
             yield Reply(node, None, "the message could not be sent")
     while waiting:
         for number in list(waiting):
-            pull = stalled.pop(number, None) or Pull(grid, number)
+            pull = stalled.pop(number, None) or AnswerThread(grid, number)
             if not pull.ended():
                 stalled[number] = pull
             elif pull.unreadable:

@@ -1,4 +1,4 @@
-"""What server and nodes make alike from the run's settings and the census."""
+"""Makes the same task on the server and on the nodes, from the run's settings and the census."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def federated(settings: Settings) -> Algorithm:
 
 @dataclass(frozen=True)
 class FederatedTask(Task):
-    """What a run trains, as server and nodes see it.
+    """The task of a run, as server and nodes see it.
 
     Attributes:
         census: what the server knows of its clients.

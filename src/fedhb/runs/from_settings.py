@@ -13,8 +13,7 @@ import torch
 from fedhb import data
 from fedhb.algorithms import Algorithm, build
 from fedhb.answers.defence import Defence, defended
-from fedhb.answers.privacy import Privacy as Mechanism
-from fedhb.answers.privacy import Private
+from fedhb.answers.privacy import Mechanism, Private
 from fedhb.clients import partition
 from fedhb.clients.checks import suspect_targets
 from fedhb.clients.clients import Clients

@@ -67,7 +67,7 @@ class Watcher(Protocol):
     """An object that is told of the progress of jobs."""
 
     def begin(self, todo: int) -> None:
-        """So many records are to be made."""
+        """Start: this number of records is to be made."""
         ...
 
     def tell(self, job: Job, share: float, text: str) -> None:

@@ -34,7 +34,7 @@ SOURCES = {"data": "dataset", "dataset": "data"}
 """Where examples come from, and which setting that takes the place of."""
 
 OF_CELLS = ("seeds", "only")
-"""What a cell may have besides settings of its runs."""
+"""The keys of a cell that are no settings of its runs."""
 
 LEFT_OUT = ("workers", "device", "checkpoint_every", "data")
 """Settings that no result depends on, or that `resolved` treats apart."""

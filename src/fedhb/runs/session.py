@@ -24,8 +24,7 @@ import torch
 
 from fedhb.algorithms.contract import Algorithm, Phase, Problem
 from fedhb.answers.defence import Defence, defended
-from fedhb.answers.privacy import Privacy as Mechanism
-from fedhb.answers.privacy import Private, epsilon_of
+from fedhb.answers.privacy import Mechanism, Private, epsilon_of
 from fedhb.clients.clients import Clients
 from fedhb.engine.loop import Callback, Engine, State, Training, run, tell
 from fedhb.engine.schedule import Draw, by_seed, cohort_size
@@ -51,7 +50,7 @@ OF_TRAINING = ("", "training", "personalisation", "privacy")
 
 @dataclass(frozen=True)
 class Task:
-    """What a run trains: its description, and the objects that are made from it.
+    """The task of a run: its description, and the objects that are made from it.
 
     Attributes:
         settings: the description.
@@ -165,7 +164,7 @@ def _of_training(settings: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found: the split (None for none), and the metrics of both groups.
+    """The result of an evaluation: the split (None for none), and the metrics of both groups.
 
     Attributes:
         split: which examples were predicted.
@@ -181,7 +180,7 @@ class Evaluated:
 
 
 class Host(Protocol):
-    """What differs between engines: who trains, who evaluates, and which files are kept."""
+    """The part that differs between engines: who trains, who evaluates, which files are kept."""
 
     checkpoint_every: int
 

@@ -217,7 +217,7 @@ class Privacy(Section):
 
 @dataclass(frozen=True)
 class EvaluationSettings(Section):
-    """What the result's numbers are computed on."""
+    """The examples that the result's numbers are computed on."""
 
     split: str = setting(
         "test",

@@ -1,4 +1,4 @@
-"""What `fedhb tune` tries: the file SPACE.toml, and the trials that are drawn from it.
+"""The space that `fedhb tune` searches: the file SPACE.toml, and the trials that are drawn from it.
 
     seeds = [100, 101]
     trials = 16                                     # of every method
@@ -48,7 +48,7 @@ Choice = dict[str, Any]
 """A value for every setting of a method's space."""
 
 NEEDED = ("seeds", "trials", "cells", "stages", "shared", "own")
-"""What every space has."""
+"""The keys that every space has."""
 
 REPORTED = {0, 1, 2}
 """The seeds of results everywhere."""

@@ -97,11 +97,13 @@ class EmpiricalBayes(Gaussian):
         """Return 1/u of each weight of the body [d]."""
         return 1.0 / self.per_body_weight(problem, self.variance(problem, received))
 
-    def posterior(self, problem: Problem, server: Arrays) -> distributions.NIW:
+    def posterior(self, problem: Problem, server: Arrays) -> distributions.NormalInverseWishart:
         """Return q(phi): with so many weights a tensor, equal variances as one of each weight."""
         V0 = self.per_body_weight(problem, server["V0"])
         l0 = problem.federation.num_examples + self.lambda0
-        return distributions.NIW(server["m0"], V0, l0=l0, n0=self.n0(problem), dof="per_coordinate")
+        return distributions.NormalInverseWishart(
+            server["m0"], V0, l0=l0, n0=self.n0(problem), dof="per_coordinate"
+        )
 
     # The rounds ---------------------------------------------------------------------------------
 
