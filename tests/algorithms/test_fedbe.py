@@ -172,7 +172,7 @@ def test_a_teachers_prediction_does_not_depend_on_the_blocks(monkeypatch) -> Non
     weights = Weights(normal(3, 25), normal(3, 18, seed=1), torch.zeros(3, 0, dtype=torch.float64))
     x = normal(10, 4)
     whole = predictions(problem, weights, x)
-    monkeypatch.setattr("fedhb.algorithms.fedbe.BLOCK", 4)
+    monkeypatch.setattr("fedhb.algorithms.fedbe.INPUTS_AT_ONCE", 4)
     torch.testing.assert_close(
         predictions(problem, weights, x), whole, rtol=0, atol=1e-15
     )  # products in another order

@@ -41,7 +41,7 @@ def test_losses_do_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> N
     server = FedEM().start(problem, RNG)
     learners = Weights(server["theta"], problem.network.head.expand(3, -1), server["buffers"])
     whole = losses(problem, learners, *clients.train.examples(0))
-    monkeypatch.setattr("fedhb.algorithms.fedem.BLOCK", 4)
+    monkeypatch.setattr("fedhb.algorithms.fedem.EXAMPLES_AT_ONCE", 4)
     # The same products, perhaps summed in another order.
     torch.testing.assert_close(
         losses(problem, learners, *clients.train.examples(0)), whole, rtol=0, atol=1e-14

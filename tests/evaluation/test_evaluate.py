@@ -19,7 +19,7 @@ from fedhb.errors import DivergedError, InputError
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("fedhb.evaluation.evaluate"), "BLOCK", 2)
+    monkeypatch.setattr(importlib.import_module("fedhb.evaluation.evaluate"), "EXAMPLES_AT_ONCE", 2)
 
 
 def test_many_inputs_are_predicted_block_by_block(monkeypatch):

@@ -26,7 +26,7 @@ def no_training_of_their_own(monkeypatch):
         monkeypatch.setattr(cls, "training", {})
 
 
-at_least_one, not_negative = st.integers(1, module.MOST), st.integers(0, module.MOST)
+at_least_one, not_negative = st.integers(1, module.MOST_WHOLE), st.integers(0, module.MOST_WHOLE)
 
 
 positive = st.floats(0, exclude_min=True, allow_infinity=False)

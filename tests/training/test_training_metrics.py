@@ -46,7 +46,7 @@ def test_reports_are_means_over_the_last_epoch():
 def test_means_of_batches_that_differ_in_clients_and_padding(
     monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    monkeypatch.setattr(training_metrics, "KEPT", kept)
+    monkeypatch.setattr(training_metrics, "OUTPUTS_KEPT", kept)
     likelihood, generator = Categorical(3), torch.Generator().manual_seed(0)
     seen: dict[int, list[tuple[float, float]]] = {0: [], 1: [], 2: []}
     log = training_metrics.TrainingMetrics(3, torch.device("cpu"))

@@ -54,7 +54,7 @@ from fedhb.training.sgd import train
 
 FLOOR = 1e-5
 """The least variance of a coordinate of the clients' unit vectors, as in the authors' code."""
-BLOCK = 1024
+INPUTS_AT_ONCE = 1024
 """Server inputs that teachers predict at once."""
 
 
@@ -287,7 +287,7 @@ def predictions(problem: Problem, weights: Weights, x: Tensor) -> Tensor:
     """
     network, M = problem.network, len(weights.theta)
     means = []
-    for block in [x] if network.normalises_by_batch else x.split(BLOCK):
+    for block in [x] if network.normalises_by_batch else x.split(INPUTS_AT_ONCE):
         each = []
         for j in range(M):
             row = slice(j, j + 1)

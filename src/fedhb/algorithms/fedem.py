@@ -55,7 +55,7 @@ from fedhb.training.batches import batches
 from fedhb.training.plan import Plan
 from fedhb.training.sgd import Sgd
 
-BLOCK = 512
+EXAMPLES_AT_ONCE = 512
 """Examples whose likelihood is computed at once. Networks that normalise by the batch see all of a
 client's data."""
 
@@ -237,7 +237,7 @@ class FedEM(Averaging):
 def losses(problem: Problem, learners: Weights, x: Tensor, y: Tensor) -> Tensor:
     """Return -log p(y | x, theta_k) of n examples under M learners, [M, n] in float64."""
     M = len(learners.theta)
-    size = len(x) if problem.network.normalises_by_batch else BLOCK
+    size = len(x) if problem.network.normalises_by_batch else EXAMPLES_AT_ONCE
     parts = []
     for x_part, y_part in zip(x.split(size), y.split(size), strict=True):
         outputs = problem.network.outputs(learners, x_part.expand(M, *x_part.shape))

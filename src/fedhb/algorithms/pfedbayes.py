@@ -63,7 +63,7 @@ from fedhb.seeding import SERVER, Randomness
 from fedhb.settings_fields import setting
 from fedhb.training.batches import batches
 from fedhb.training.plan import Plan
-from fedhb.training.proximal import BLOCK
+from fedhb.training.proximal import COORDINATES_AT_ONCE
 from fedhb.training.sgd import Sgd
 
 NAMES = {"theta": ("mu", "rho"), "head": ("head", "head_rho")}
@@ -308,7 +308,7 @@ class Pair:
         """
         values, velocities = self.values[:, active], self.velocities[:, active]
         strength = self.strength[active]
-        width = max(1, BLOCK // len(gradient))
+        width = max(1, COORDINATES_AT_ONCE // len(gradient))
         for begin in range(0, gradient.shape[1], width):
             part = (..., slice(begin, begin + width))
             self._alternate(part, values[part], velocities[part], gradient[part], strength)

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the names that mallopt(3) gives them
-KEPT = 2**30
+BYTES_KEPT = 2**30
 
 
 def keep() -> None:
@@ -21,5 +21,5 @@ def keep() -> None:
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         # older versions take at most 2**25
-        if mallopt(MMAP_THRESHOLD, KEPT) or mallopt(MMAP_THRESHOLD, 2**25):
-            mallopt(TRIM_THRESHOLD, KEPT)
+        if mallopt(MMAP_THRESHOLD, BYTES_KEPT) or mallopt(MMAP_THRESHOLD, 2**25):
+            mallopt(TRIM_THRESHOLD, BYTES_KEPT)

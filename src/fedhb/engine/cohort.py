@@ -17,7 +17,7 @@ Beyond a core's cache the gain of batching is lost.
 """
 
 
-MOST = 64
+MOST_CLIENTS = 64
 """The most clients in a chunk, however small their network: their batches are in memory at once."""
 
 
@@ -45,13 +45,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def chunk_size(network: Network, count: int = MOST, parts: int = 1) -> int:
+def chunk_size(network: Network, count: int = MOST_CLIENTS, parts: int = 1) -> int:
     """Return how many of `count` clients make a chunk.
 
     `parts` cores can then share the work in equal chunks.
     """
     if network.batches_clients:
-        most = max(1, min(MOST, CHUNK_FLOATS // network.num_params))
+        most = max(1, min(MOST_CLIENTS, CHUNK_FLOATS // network.num_params))
     else:
         most = max(1, min(SUM_MOST, SUM_FLOATS // network.num_params))
     chunks = -(-count // most)

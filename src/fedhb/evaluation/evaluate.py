@@ -20,7 +20,7 @@ from fedhb.evaluation.observer import Observer
 from fedhb.seeding import Randomness
 from fedhb.training.plan import Plan
 
-BLOCK = 4096
+EXAMPLES_AT_ONCE = 4096
 """Examples predicted at once, where clients may share a batch."""
 
 Metrics = dict[str, float]
@@ -81,7 +81,7 @@ class Evaluation:
         remembers = bool(self.algorithm.remember(problem, clients.select([0])))
         alone = problem.network.normalises_by_batch or remembers
         metrics: list[Metrics] = []
-        for group in _groups(share.sizes.tolist(), 0 if alone else BLOCK):
+        for group in _groups(share.sizes.tolist(), 0 if alone else EXAMPLES_AT_ONCE):
             parts = [share.examples(k) for k in group]
             selected = clients.select(group)
             memory = store.load(self.algorithm, problem, selected) if alone else None
@@ -194,5 +194,5 @@ def predict_in_blocks(problem: Problem, predict: Callable[[Tensor], Tensor], x: 
 
     Where batch norm uses the batch's own statistics, all examples are one block.
     """
-    parts = [x] if problem.network.normalises_by_batch else x.split(BLOCK)
+    parts = [x] if problem.network.normalises_by_batch else x.split(EXAMPLES_AT_ONCE)
     return torch.cat([predict(part) for part in parts]).cpu()

@@ -35,7 +35,7 @@ FOREIGN = 50
 """Inputs of classes that a client never had, for each client."""
 UNSEEN = 2000
 """Unseen inputs for the global prediction, at most."""
-BLOCK = 500
+UNSEEN_AT_ONCE = 500
 DIGITS = 5
 
 SHUFFLED = "test inputs with their pixels in a random order"
@@ -163,7 +163,7 @@ class Observer:
         classes = self.problem.federation.num_classes
         most = math.log(classes) if classes else None
         name, x = self.unseen or shuffled(self.share, self.seed)
-        inputs = x[:UNSEEN].to(self.problem.network.device).split(BLOCK)
+        inputs = x[:UNSEEN].to(self.problem.network.device).split(UNSEEN_AT_ONCE)
         prediction = torch.cat(
             [self.algorithm.predict(self.problem, self.server, part, rng) for part in inputs]
         )

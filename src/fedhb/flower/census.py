@@ -26,7 +26,7 @@ from fedhb.flower.node import Node
 from fedhb.likelihood import PerTarget, per_target
 
 Values = tuple[float, ...]
-MOST = 2**40
+MOST_NUMBERS = 2**40
 """The most examples of a client and numbers of an input: more is an error or an attack."""
 
 
@@ -126,7 +126,7 @@ class Facts:
                 if not isinstance(raw[key], str) or len(raw[key]) > 200:
                     raise ValueError(f"{key} is not a short text")
             shape = tuple(_whole("input_shape", n) for n in raw["input_shape"])
-            if raw["examples"] < 1 or not shape or math.prod(shape) > MOST:
+            if raw["examples"] < 1 or not shape or math.prod(shape) > MOST_NUMBERS:
                 raise ValueError(f"{raw['examples']} examples of shape {shape}")
             if not isinstance(raw["trains"], bool) or (raw["num_targets"] == 0) == (
                 raw["num_classes"] == 0
@@ -163,7 +163,7 @@ class Facts:
 
 
 def _whole(key: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_NUMBERS:
         raise ValueError(f"{key}={value!r} is not a count")
     return value
 

@@ -30,7 +30,7 @@ from fedhb.engine.loop import State
 from fedhb.errors import InputError
 from fedhb.files import sealed, sync_folder, unsealed, write_atomically
 
-KEPT = 2
+CHECKPOINTS_KEPT = 2
 FORMAT = 1
 NAMES = re.compile(r"(constants-\w+|round-\d+|memory/\d+-\d+)\.safetensors")
 """The names of a checkpoint's files: a manifest from elsewhere must not name others."""
@@ -247,10 +247,10 @@ def _read_checked(path: Path, digest: str | None) -> dict[str, Tensor]:
 
 def _remove_old(folder: Path) -> None:
     manifests = _manifests(folder)
-    for path in manifests[KEPT:]:
+    for path in manifests[CHECKPOINTS_KEPT:]:
         path.unlink(missing_ok=True)
     needed: set[str] = set()
-    for path in manifests[:KEPT]:
+    for path in manifests[:CHECKPOINTS_KEPT]:
         try:
             needed |= _read_manifest(path)["sha256"].keys()
         except Damaged:

@@ -27,7 +27,7 @@ from fedhb.network.factory import make_model, own_weights
 from fedhb.network.vectors import Network
 from fedhb.runs.folder import PROBLEM, RunFolder
 from fedhb.runs.run import Run, one_thread
-from fedhb.runs.settings import MOST
+from fedhb.runs.settings import MOST_WHOLE
 
 LIKELIHOODS: dict[str, type[Any]] = {"categorical": Categorical, "gaussian": GaussianRegression}
 
@@ -331,5 +331,5 @@ def _check(name: str, right: bool) -> None:
         raise ValueError(f"its {name!r}")
 
 
-def _whole(value: Any, least: int, most: int = MOST) -> bool:
+def _whole(value: Any, least: int, most: int = MOST_WHOLE) -> bool:
     return type(value) is int and least <= value <= most

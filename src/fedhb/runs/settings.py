@@ -68,7 +68,7 @@ READ_BY = {
 }
 """The settings that only some partitions read."""
 
-MOST = 2**53
+MOST_WHOLE = 2**53
 """The largest whole number that every reader of JSON keeps."""
 
 MOST_TOML = 2**20
@@ -79,7 +79,7 @@ TRAINING = ("lr", "momentum", "personal_lr", "personal_epochs")
 
 
 def _count(default: int, help: str, least: int = 1, flat: str = "") -> Any:
-    return setting(default, help, least=least, most=MOST, flat=flat)
+    return setting(default, help, least=least, most=MOST_WHOLE, flat=flat)
 
 
 def _positive(default: float, help: str, flat: str = "") -> Any:

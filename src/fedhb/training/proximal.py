@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedhb.training.plan import Plan
 
-BLOCK = 2**14
+COORDINATES_AT_ONCE = 2**14
 """Coordinates updated at once, so few that a step's passes over them stay in a core's cache."""
 
 
@@ -147,8 +147,8 @@ class Descent:
         layers = self.pull.layers if self.pull is not None else ()
         begin = 0
         for layer, count in enumerate(layers or [size]):
-            for start in range(begin, begin + count, BLOCK):
-                part = slice(start, min(start + BLOCK, begin + count))
+            for start in range(begin, begin + count, COORDINATES_AT_ONCE):
+                part = slice(start, min(start + COORDINATES_AT_ONCE, begin + count))
                 yield part, slice(layer, layer + 1) if layers else part
             begin += count
 

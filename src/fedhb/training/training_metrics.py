@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhb.likelihood import Likelihood
 
-KEPT = 2**20
+OUTPUTS_KEPT = 2**20
 """The numbers of outputs that are kept before they are looked at."""
 
 
@@ -48,7 +48,7 @@ class TrainingMetrics:
         batch = (outputs, y) if valid is None else (outputs, y, valid)
         self._batches.setdefault((positions, valid is None), (likelihood, []))[1].append(batch)
         self._size += outputs.numel()
-        if self._size > KEPT:
+        if self._size > OUTPUTS_KEPT:
             self._sum_up()
 
     def report(self) -> dict[str, Tensor]:

@@ -29,8 +29,8 @@ from fedhb.algorithms.contract import Arrays, Kind, Personalised, Problem, Relea
 from fedhb.algorithms.empirical_bayes import curvature, few_steps, server_step
 from fedhb.algorithms.empirical_bayes.few_examples import in_as_many_steps
 from fedhb.algorithms.empirical_bayes.variance import (
-    KEPT,
     PERSONAL,
+    SERVER_ONLY,
     Evidence,
     learn,
     occam,
@@ -118,7 +118,7 @@ class EmpiricalBayes(Gaussian):
 
     def broadcast(self, server: Arrays, ids: Sequence[int]) -> Arrays:
         """Send m0, u and what is shared beside them; the evidence stays with the server."""
-        stays = (*KEPT, server_step.LAST, server_step.FACTOR)
+        stays = (*SERVER_ONLY, server_step.LAST, server_step.FACTOR)
         return {key: value for key, value in server.items() if key not in stays}
 
     def pull(self, problem: Problem, received: Arrays, sizes: Tensor) -> Pull:

@@ -41,7 +41,7 @@ from fedhb.network.vectors import tensor_means
 PERSONAL = "personal_V0"
 """The server's key of V0 as a personalisation uses it."""
 
-KEPT = ("evidence", few_steps.SUMS)
+SERVER_ONLY = ("evidence", few_steps.SUMS)
 """The server's keys that it does not send."""
 
 TINY = 1e-12
