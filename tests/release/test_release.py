@@ -21,7 +21,7 @@ pytestmark = pytest.mark.release
 ROOT = Path(__file__).parents[2]
 LICENCES = ROOT / "docs/licences.md"
 
-EXTRAS = "flower,privacy,tensorboard,figures,corruptions"
+EXTRAS = "flower,privacy,tensorboard,corruptions"
 """The extras for users; the others are for work on fedhb itself."""
 
 PERMISSIVE = (
