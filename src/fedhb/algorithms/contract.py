@@ -82,7 +82,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class NonNegative:
-    """Non-negative numbers that a client draws or that weigh something."""
+    """Non-negative numbers, such as weights that a client draws."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Reported:
-    """A number for the records, such as the mean loss. No sum that the model depends on has it."""
+    """A number for the records, such as the mean loss. The model never depends on it."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Release:
         withheld: sums that are not released. The algorithm gets zeros instead.
         clip_answers: whether a client's vectors are clipped to C before they are summarised; for
             sums of squares, which a clipped sum would make too large.
-        repair: mends what noise of a deviation makes impossible in the sums.
+        repair: corrects sums that noise of this deviation has made invalid.
     """
 
     bound: Callable[[float], float] = field(default=lambda clip: clip)

@@ -1,4 +1,4 @@
-"""The gate g(x; beta) of the Mixture: which prototype an input belongs to (Alg. 7, eq:mix_gate).
+"""The gate g(x; beta) of the Mixture: which prototype an input belongs to (Alg. 7, appeq:gating).
 
 The gate is a second copy of the network's body under a fixed random linear head of K units. Clients
 train beta on their inputs with the label j* = argmin_j ||m_i - r_j||, which is the same for all

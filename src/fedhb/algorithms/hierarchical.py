@@ -6,7 +6,8 @@ The posterior is approximated by q(phi; L_0) prod_i q_i(theta_i; L_i). The negat
         + KL(q(phi) || p(phi))
 
 is lowered over the clients' L_i with L_0 fixed (eq:elbo_1_indiv), and then over L_0 with the L_i
-fixed (eq:elbo_2), where phi* is the mode of q(phi):
+fixed (eq:elbo_2). The clients' KL is taken at phi*, the mode of q(phi) (appeq:niw_Ekl), and a
+cohort of N_f stands for all N clients (Alg. 1):
 
     L_i = E_{q_i}[-log p(D_i | theta_i)] + KL(q_i || p(theta_i | phi*))
     L_0 = KL(q(phi) || p(phi)) - (N / N_f) sum_{i in cohort} E[log p(theta_i | phi)]

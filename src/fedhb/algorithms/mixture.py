@@ -13,13 +13,14 @@ and train the gate. The server takes one EM step on its objective (eq:mix_server
     E: c(j|i) = softmax_j(-||m_i - r_j||^2 / (2 sigma2))
     M: r_j = mean_i c(j|i) m_i / (sigma2 / N + mean_i c(j|i))
 
-and averages beta. Global prediction: sum_j g_j(x) p(y | x, r_j). eps is so small that q_i and
-q(phi) are taken at their means. Sent: (K+1)d down (r, beta), 2d up (m_i, beta_i); with one
-prototype there is no gate: d and d.
+and averages beta. N(0, I), and with it sigma2 / N in the M-step, is there with `shrink` alone: by
+default the prior on the prototypes is flat. Global prediction: sum_j g_j(x) p(y | x, r_j). eps is
+so small that q_i and q(phi) are taken at their means. Sent: (K+1)d down (r, beta), 2d up (m_i,
+beta_i); with one prototype there is no gate: d and d.
 
-A prototype that no client of a round is near to keeps its place (the formula would move it to zero
-in one step). After `patience` rounds alone it starts again beside the most used one. `idle` [K]
-counts those rounds.
+A prototype that no client of a round is near to keeps its place: the formula has nothing to say
+about it, or with `shrink` would move it to zero. After more than `patience` rounds alone it starts
+again beside the most used one. `idle` [K] counts those rounds.
 """
 
 from __future__ import annotations
@@ -96,9 +97,6 @@ class Mixture(Hierarchical):
         "personal_lr": 0.003,
         "personal_epochs": 15,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
     begin: str = setting(
         "global",
         "where clients begin: global (the centre), last, or nearest (prototype)",

@@ -1,4 +1,4 @@
-"""The Normal-Inverse-Wishart model (Alg. 4 to 6), as printed.
+"""The Normal-Inverse-Wishart model (Alg. 4 to 6), by the printed formulas.
 
     p(phi) = N(mu; 0, Sigma / lambda0) IW(Sigma; Sigma_0, nu_0)                     eq:niw_prior_phi
              Sigma_0 = prior_scale^2 I,  nu_0 = dim + 2
@@ -9,7 +9,8 @@
 
 Clients minimise (eq:niw_elbo_1_indiv)
 
-    -log p(D_i | m_i thinned by dropout) + p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)
+    -log p(D_i | m_i thinned by dropout)
+        + kl_weight p_do/2 (n0 + dim + 1) (m_i - m0)' V0^-1 (m_i - m0)
 
 and the server has a closed form (eq:niw_server_m0_V0) from count, sum_i (m_i - m0) and
 sum_i (m_i - m0)^2 alone:
@@ -19,7 +20,9 @@ sum_i (m_i - m0)^2 alone:
                               + N mean_i [ p_do (m_i - m0)^2 + (1 - p_do) m0^2 ] )
 
 `dim` is d for one d-dimensional NIW (as printed), and 1 for d independent ones. A cohort's mean
-stands for the mean over all N clients. Sent: 2d down (m0, V0), d up (m_i).
+stands for the mean over all N clients. `precision="mean"` has n0 in place of n0 + dim + 1. The
+printed kl_weight and lambda0 are 1 (`as_printed`); docs/deviations.md says why the defaults differ.
+Sent: 2d down (m0, V0), d up (m_i).
 """
 
 from __future__ import annotations

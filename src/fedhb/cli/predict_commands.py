@@ -89,7 +89,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
         model: ModelOption = None,
     ) -> None:
         """Adapt the global posterior to your own data; `fedhb predict` takes the result."""
-        from fedhb.data import read_npz
+        from fedhb.data import read_table
         from fedhb.runs.load import load, save_personal
         from fedhb.runs.run import Run
 
@@ -98,7 +98,7 @@ def register(app: typer.Typer, console: Console, errors: Console) -> None:
             raise InputError(
                 f"{run} is a personalised model already: give the folder of the run it came from"
             )
-        dataset = read_npz(data, test_share=0.0)
+        dataset = read_table(data, test_share=0.0)
         client = dataset.train.client
         owners = [] if client is None else sorted({str(name) for name in client.tolist()})
         if len(owners) > 1:

@@ -7,10 +7,21 @@ from dataclasses import dataclass
 
 from fedhb.data import locate
 from fedhb.data.dataset import Dataset, Examples
-from fedhb.data.table import read_npz
+from fedhb.data.table import is_table, read_npz, read_table
 from fedhb.errors import InputError
 
-__all__ = ["NAMES", "Dataset", "Examples", "Status", "check_name", "load", "read_npz", "status"]
+__all__ = [
+    "NAMES",
+    "Dataset",
+    "Examples",
+    "Status",
+    "check_name",
+    "is_table",
+    "load",
+    "read_npz",
+    "read_table",
+    "status",
+]
 
 NAMES = (
     "digits",
@@ -73,7 +84,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
 
 def check_name(name: str) -> None:
     """Refuse a name that no data set has."""
-    if name.endswith(".npz"):
+    if is_table(name):
         raise InputError(
             f"dataset={name!r} is a file of your own: give it as data, --data {name}, or read it "
             "with read_npz"

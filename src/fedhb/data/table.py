@@ -24,6 +24,16 @@ MAX_BYTES = 1 << 34
 """The largest size of a file's arrays, unpacked: 16 GiB. A small file can declare any size."""
 
 
+def is_table(name: str) -> bool:
+    """Return whether a text names a file that `read_table` reads, by its suffix."""
+    return Path(name).suffix in READERS
+
+
+def read_table(path: str | os.PathLike[str], test_share: float = TEST_SHARE) -> Dataset:
+    """Read the user's own file, in the format that its suffix says; see `read_npz`."""
+    return READERS.get(Path(path).suffix, read_npz)(path, test_share)
+
+
 def read_npz(path: str | os.PathLike[str], test_share: float = TEST_SHARE) -> Dataset:
     """Read a data set from a .npz file.
 
@@ -283,3 +293,7 @@ def _single(path: Path, key: str, array: np.ndarray) -> np.ndarray:
     if key == "x":
         check_digits(array, f"inputs of {path.name}")
     return single
+
+
+READERS = {".npz": read_npz}
+"""The reader of each format of a user's own file, by its suffix. A new format is added here."""

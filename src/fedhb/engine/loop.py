@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fedhb.algorithms.contract import Algorithm, Arrays, Phase, Problem
+from fedhb.algorithms.contract import Algorithm, Arrays, Problem
 from fedhb.answers.defence import Defended
 from fedhb.engine.client_memory import ClientStore
 from fedhb.engine.cohort import Sums, Traffic
@@ -95,7 +95,7 @@ class State:
         done: the exchanges that are done: rounds, and those of phases.
         store: the clients' memories.
         traffic: bytes that were sent.
-        client_rounds: the number of answers so far.
+        client_rounds: the number of clients that were asked so far.
         seconds: the time that the rounds took.
         lengths: the answers' median lengths in the last rounds, where they are filtered.
         counted: the round of each client's last answer that counted, where clients keep their
@@ -150,7 +150,7 @@ def run(
     try:
         while state.done < timetable.total:
             stage = timetable.stage(state.done + 1)
-            now = stage or Stage(Phase("", algorithm), algorithm, draw)
+            now = stage or Stage.of_round(algorithm, draw)
             record = one_exchange(problem, now, training, state, executor, timetable)
             event = "on_round" if stage is None else "on_phase"
             with ExitStack() as calls:  # each is called, in order, also where one raises
@@ -191,7 +191,7 @@ def one_round(
     executor: Executor,
 ) -> dict[str, Any]:
     """Do one round of a run without phases; change `state` in place, and return the record."""
-    stage = Stage(Phase("", algorithm), algorithm, draw)
+    stage = Stage.of_round(algorithm, draw)
     timetable = Timetable(training.rounds)
     return one_exchange(problem, stage, training, state, executor, timetable)
 
@@ -208,7 +208,7 @@ def one_exchange(
     start = time.perf_counter()
     steps, phase, number = stage.steps, stage.phase.name, state.done + 1
     rng, rounds = Randomness(training.seed, number), training.rounds
-    done = min(timetable.rounds_done(state.done), rounds - 1)  # a phase after the last has its rate
+    done = min(timetable.rounds_done(state.done), rounds - 1)  # phases after them: the last rate
     lr = learning_rate(training.schedule, training.plan.lr, done, rounds)
     plan = dataclasses.replace(training.plan, lr=lr)
     positions = stage.draw(number)

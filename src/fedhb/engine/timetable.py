@@ -6,8 +6,8 @@ exchange, and tells where a stopped run goes on. Without phases it is the number
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fedhb.algorithms.contract import Phase
@@ -28,6 +28,11 @@ class Stage:
     steps: Any
     draw: Draw
 
+    @classmethod
+    def of_round(cls, algorithm: Any, draw: Draw) -> Stage:
+        """Return a round of the algorithm, which has no phase's name."""
+        return cls(Phase("", algorithm), algorithm, draw)
+
 
 @dataclass(frozen=True)
 class Timetable:
@@ -36,32 +41,37 @@ class Timetable:
     rounds: int
     stages: tuple[Stage, ...] = ()
 
+    @cached_property
+    def before(self) -> tuple[Stage, ...]:
+        """The stage of each exchange before the first round."""
+        return self._exchanges("before")
+
+    @cached_property
+    def after(self) -> tuple[Stage, ...]:
+        """The stage of each exchange after the last round."""
+        return self._exchanges("after")
+
     @property
     def total(self) -> int:
         """The number of exchanges."""
-        return (
-            self.rounds + len(list(self._exchanges("before"))) + len(list(self._exchanges("after")))
-        )
+        return len(self.before) + self.rounds + len(self.after)
 
     def stage(self, number: int) -> Stage | None:
         """Return the stage of this exchange, or None where it is a round."""
-        before = list(self._exchanges("before"))
-        if number <= len(before):
-            return before[number - 1]
-        later = number - len(before) - self.rounds
-        return list(self._exchanges("after"))[later - 1] if later > 0 else None
+        if number <= len(self.before):
+            return self.before[number - 1]
+        later = number - len(self.before) - self.rounds
+        return self.after[later - 1] if later > 0 else None
 
     def rounds_done(self, done: int) -> int:
         """Return how many rounds are among the first `done` exchanges."""
-        return min(max(done - len(list(self._exchanges("before"))), 0), self.rounds)
+        return min(max(done - len(self.before), 0), self.rounds)
 
     def times(self, stage: Stage, done: int) -> int:
         """Return how often this stage is among the first `done` exchanges."""
-        before = list(self._exchanges("before"))
-        after = list(self._exchanges("after"))[: max(0, done - len(before) - self.rounds)]
-        return sum(other is stage for other in (*before[:done], *after))
+        after = self.after[: max(0, done - len(self.before) - self.rounds)]
+        return sum(other is stage for other in (*self.before[:done], *after))
 
-    def _exchanges(self, when: str) -> Iterator[Stage]:
-        for stage in self.stages:
-            if stage.phase.when == when:
-                yield from [stage] * stage.phase.times
+    def _exchanges(self, when: str) -> tuple[Stage, ...]:
+        stages = (stage for stage in self.stages if stage.phase.when == when)
+        return tuple(stage for stage in stages for _ in range(stage.phase.times))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fedhb.clients.clients import Clients
-from fedhb.data import read_npz
+from fedhb.data import is_table, read_table
 from fedhb.errors import InputError
 from fedhb.runs.from_settings import make_clients
 from fedhb.runs.settings import Settings
@@ -100,11 +100,11 @@ def _partition(settings: Settings, number: int, shared: Any) -> Node:
 
 
 def _is_function(source: str) -> bool:
-    return ":" in source and not source.endswith(".npz")
+    return ":" in source and not is_table(source)
 
 
 def _from_file(path: Path, number: int) -> Clients:
-    dataset = read_npz(path)
+    dataset = read_table(path)
     rows = [np.arange(len(dataset.train))], [np.arange(len(dataset.test))]
     return replace(Clients.from_rows(dataset, *rows), ids=torch.tensor([number]), files={})
 

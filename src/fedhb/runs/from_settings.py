@@ -35,7 +35,7 @@ MOST_UNSEEN = 2000
 def read_dataset(settings: Settings) -> Dataset:
     """Return the data of a run: the user's file, or the named data set."""
     file = settings.data.file
-    return data.read_npz(file) if file else data.load(settings.data.dataset)
+    return data.read_table(file) if file else data.load(settings.data.dataset)
 
 
 def make_population(
@@ -130,7 +130,7 @@ def leave_out(dataset: Dataset, unseen: str) -> tuple[Dataset, tuple[str, np.nda
     if not unseen:
         return dataset, None
     if not unseen.isdecimal():
-        other = data.read_npz(unseen) if unseen.endswith(".npz") else data.load(unseen)
+        other = data.read_table(unseen) if data.is_table(unseen) else data.load(unseen)
         rest = max(0, MOST_UNSEEN - len(other.test))
         x = np.concatenate([other.test.x, other.train.x[:rest]])[:MOST_UNSEEN]
         if x.shape[1:] != dataset.train.x.shape[1:]:

@@ -148,4 +148,4 @@ def dataset_of(name: str, path: str = "") -> Dataset:
 
 @lru_cache(maxsize=1)
 def _dataset_of(name: str, path: str, _: str) -> Dataset:
-    return data.read_npz(path) if path else data.load(name)
+    return data.read_table(path) if path else data.load(name)

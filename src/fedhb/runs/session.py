@@ -56,10 +56,10 @@ class Task:
         settings: the description.
         algorithm: with its settings.
         problem: network, likelihood and federation.
-        clients: those that train; on Flower's server a specimen.
+        clients: those that train; on Flower's server one that stands for all.
         head: the name of the network's head, where it was given.
         model: how the network is made again; None for a module of the user's own.
-        depends_on: hashes of what training depends on besides.
+        depends_on: hashes of whatever else training depends on.
     """
 
     settings: Settings
@@ -254,12 +254,12 @@ class Session:
         """Return whether the folder holds this run with its result, all of it undamaged.
 
         Without its last checkpoint, with a damaged result, or with that of another evaluation, it
-        is finished again.
+        has its end done again.
         """
-        if self.folder is None or not self.resume or not self.folder.answers(host.evaluated_hash):
+        state = self.stored()  # which refuses another run's folder, also one that is read-only
+        if self.folder is None or state is None or state.done < self.timetable.total:
             return False
-        state = self.stored()
-        return state is not None and state.done == self.timetable.total
+        return self.folder.answers(host.evaluated_hash)
 
     def stored(self) -> State | None:
         """Return the state in the folder, or None; refuse the checkpoint of another run."""

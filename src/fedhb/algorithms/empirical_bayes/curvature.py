@@ -3,7 +3,7 @@
 H_il stands for |D_i| F_l, F the Fisher information of one example at m_i. Under targets drawn from
 the model itself, gradients have mean zero. So for the mean gradients g, g' of the two halves of a
 batch, of B and B' examples, B |g|^2 is an unbiased estimate of tr(F), and B B' (g . g')^2 of
-tr(F^2), but for pairs of an example with itself.
+tr(F^2) where the halves share no example.
 """
 
 from __future__ import annotations

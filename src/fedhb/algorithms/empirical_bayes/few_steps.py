@@ -4,9 +4,10 @@ How far a client goes in one step says how long it trained, not how far its opti
 it went along its gradients is known. With unit slope in step b alone a client moves by w_b, which
 momentum and the prior's pull decide. So it moves by W = sum_b w_b times a mean of its batches'
 gradients. Let a tensor have curvature lambda for each example in k directions, optima that differ
-by u between clients, and examples that differ as much as makes their curvature. The mean gradient
-over |D_i| examples deviates from the federation's g by k lambda^2 u, and a batch's, of B_b of them,
-by k lambda / B_b more. With R = sum_b w_b^2 / B_b,
+by u (squared) between clients, and gradients of single examples with the variance that the Fisher
+information lambda gives them. The squared deviation of the mean gradient over |D_i| examples from
+the federation's g is k lambda^2 u; that of a batch of B_b of them is larger by k lambda / B_b. With
+R = sum_b w_b^2 / B_b,
 
     E |m_i - m0|^2 = W_i^2 ( |g|^2 + k lambda^2 u ) + k lambda R_i
 
@@ -58,9 +59,9 @@ class GradientSums(NamedTuple):
     """Sums [L] over cohorts; the rows of server[SUMS]."""
 
     scatter: Tensor
-    """(X - r Y) / (1 - r) by the mean of W^2."""
+    """(X - r Y) / (1 - r) divided by the mean of W^2."""
     noise: Tensor
-    """R by the mean of W^2."""
+    """R divided by the mean of W^2."""
     clients: Tensor
     """The number of clients."""
 

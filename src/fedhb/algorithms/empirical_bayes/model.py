@@ -4,7 +4,8 @@
     q(mu) narrow around m0,  u_l a point,  q_i(theta_il) = N(m_il, v_il I)
 
     a round     clients minimise -log p(D_i | m_i) + 1/2 sum_l |m_il - m0_l|^2 / u_l
-                and measure the curvature of their loss at m_i                      curvature.py
+                (the last term times kl_weight; columns drop out with 1 - p_do), and measure
+                the curvature of their loss at m_i                                  curvature.py
     server      u_l from the scatter of the m_i and their curvature                 variance.py
                 m0 from the mean of the m_i, by a lengthened step                   server_step.py
     personal    the client's update under the u_l that is the better estimate, in as many steps
@@ -56,7 +57,7 @@ class EmpiricalBayes(Gaussian):
 
     name: ClassVar[str] = "empirical-bayes"
     answer: ClassVar[Mapping[str, Kind]] = {**Gaussian.answer, **MEASURED}
-    # a hundredth of the noise on the few numbers that u is learned from would decide it
+    # u is learned from a few numbers, which even a hundredth of the noise would drown
     release: ClassVar[Release | None] = Release(
         withheld=("squares", "head_squares", *MEASURED), clip_answers=True
     )
@@ -66,9 +67,6 @@ class EmpiricalBayes(Gaussian):
         "personal_lr": 0.003,
         "personal_epochs": 15,
     }
-    update: str = setting(
-        "full", "what is trained: body, or full (body and head)", choices=("body", "full")
-    )
     num_samples: int = setting(0, "networks sampled for a prediction; 0 predicts at m0", least=0)
     lambda0: float = setting(0.0, "prior count on mu, a pull of m0 towards zero", least=0.0)
     prior_scale: float = setting(
@@ -98,7 +96,7 @@ class EmpiricalBayes(Gaussian):
         return 1.0 / self.per_body_weight(problem, self.variance(problem, received))
 
     def posterior(self, problem: Problem, server: Arrays) -> distributions.NormalInverseWishart:
-        """Return q(phi): with so many weights a tensor, equal variances as one of each weight."""
+        """Return q(phi) as d one-dimensional NIWs; all weights of a tensor have the same V0."""
         V0 = self.per_body_weight(problem, server["V0"])
         l0 = problem.federation.num_examples + self.lambda0
         return distributions.NormalInverseWishart(

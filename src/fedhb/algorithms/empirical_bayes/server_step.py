@@ -23,8 +23,8 @@ tensor the step is at least
 
 times as long, and at most 2. It is 1 in a tensor whose data decide, and 1 + 1/(u lambda) where
 training converges. Where training ends early in a flat tensor, it is as much as the prior has taken
-away there. Before the first measurement lambda counts as 0. omega_t is that of steps omega_{t-1}
-times as long in every tensor: where tensors went further it comes out shorter.
+away there. Before the first measurement lambda counts as 0. omega_t is computed as if all
+tensors had gone omega_{t-1} times as far; where some went further, it comes out smaller.
 
 A prior N(0, Sigma / lambda0) on mu makes it N / (N + lambda0) of the clients' mean. As a factor in
 every round m0 would lose as much whether clients have gone all the way or hardly begun. If mu were
