@@ -209,3 +209,14 @@ def test_prediction_mixes_probabilities_by_the_gate() -> None:
     ).abs().max() > 0.1
     alone = mixture(num_prototypes=1).predict(problem, {"r": server["r"][:1]}, x, RNG)
     torch.testing.assert_close(alone, by_prototype[0], rtol=0, atol=1e-14)
+
+
+def test_the_printed_constants_are_keywords_of_fit() -> None:
+    printed = Mixture.as_printed()
+    algorithm = printed.pop("algorithm")
+    assert algorithm == Mixture(
+        update="body", kl_weight=1.0, num_prototypes=2, sigma2=0.1, shrink=True
+    )
+    options = {"rounds": 1, "fraction": 1.0, "progress": False}
+    run = fedhb.fit(mlp(4, 5, 3), labelled(9, 6), algorithm, **printed, **options)
+    assert run.personal_plan.epochs == 5 and run.records[0]["lr"] == 0.1

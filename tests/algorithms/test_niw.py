@@ -22,7 +22,8 @@ from problems import (
 )
 from torch import Tensor
 
-from fedhb.algorithms import Problem
+import fedhb
+from fedhb.algorithms import NIW, Problem
 from fedhb.network.vectors import Weights
 from fedhb.seeding import SERVER
 
@@ -140,3 +141,29 @@ def test_prediction_averages_the_probabilities_of_sampled_networks() -> None:
     torch.testing.assert_close(
         at_m0, module(x).softmax(-1).detach(), rtol=0, atol=1e-14
     )  # m0 is the initial network
+
+
+def test_the_printed_constants_are_keywords_of_fit() -> None:
+    printed = NIW.as_printed()
+    algorithm = printed.pop("algorithm")
+    assert algorithm == NIW(kl_weight=1.0, lambda0=1.0, num_samples=1, p_do=0.999, eps=1e-4)
+    assert algorithm.update == "body" and algorithm.dof == "full"
+    assert printed == {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "batch_size": 50,
+        "personal_lr": 1e-3,
+        "personal_epochs": 5,
+    }
+    options = {"rounds": 1, "fraction": 1.0, "progress": False}
+    run = fedhb.fit(mlp(4, 5, 3), labelled(9, 6), algorithm, **printed, **options)
+    assert run.personal_plan.epochs == 5 and run.records[0]["lr"] == 0.1
+
+
+def test_a_report_shows_the_deviation_of_each_tensor() -> None:
+    problem = server_problem()
+    algorithm = niw()
+    n0 = algorithm.n0(problem)
+    assert n0 == EXAMPLES + D + 2
+    server = {"V0": n0 * torch.tensor([0.04, 0.01, 0.09, 0.01, 0.1], dtype=torch.float64)}
+    assert algorithm.describe(problem, server)["prior_deviation"] == pytest.approx([0.05**0.5])

@@ -107,6 +107,7 @@ __all__ = [
     "Algorithm",
     "Arrays",
     "Centralised",
+    "EmpiricalBayes",
     "Ensemble",
     "FedAvg",
     "FedBABU",
