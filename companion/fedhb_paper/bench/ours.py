@@ -9,7 +9,8 @@ from fedhb.algorithms import build
 from fedhb.clients.clients import Clients
 from fedhb.engine.automatic import Automatic
 from fedhb.engine.in_process import InProcess
-from fedhb.engine.loop import State, Training, one_round
+from fedhb.engine.loop import State, Training, one_exchange
+from fedhb.engine.timetable import Stage, Timetable
 from fedhb.seeding import Randomness
 from fedhb_paper.bench.bench_task import SEED, Task
 
@@ -32,7 +33,9 @@ class Ours:
     def __call__(self) -> None:
         """Run one round."""
         torch.set_num_threads(1)  # as `fit` does
-        one_round(self.problem, self.algorithm, self.draw, self.training, self.state, self.executor)
+        stage = Stage.of_round(self.algorithm, self.draw)
+        timetable = Timetable(self.training.rounds)
+        one_exchange(self.problem, stage, self.training, self.state, self.executor, timetable)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the server's network by the names of its tensors, where it keeps one."""

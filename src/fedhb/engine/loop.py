@@ -182,20 +182,6 @@ def check_server(server: Arrays, round_number: int) -> None:
             )
 
 
-def one_round(
-    problem: Problem,
-    algorithm: Algorithm,
-    draw: Draw,
-    training: Training,
-    state: State,
-    executor: Executor,
-) -> dict[str, Any]:
-    """Do one round of a run without phases; change `state` in place, and return the record."""
-    stage = Stage.of_round(algorithm, draw)
-    timetable = Timetable(training.rounds)
-    return one_exchange(problem, stage, training, state, executor, timetable)
-
-
 def one_exchange(
     problem: Problem,
     stage: Stage,
