@@ -145,7 +145,7 @@ def test_the_horizontal_axis_can_be_what_was_sent(show):
 def test_another_method_is_chosen_with_the_keyboard(show):
     with show("comparison") as (page, _, _):
         select = page.locator("#figure-bars select")
-        assert page.locator("#figure-bars .told").inner_text().startswith("niw:")
+        assert page.locator("#figure-bars .told").inner_text().startswith("empirical-bayes:")
         select.focus()
         page.keyboard.press("ArrowDown")
         page.wait_for_function(
