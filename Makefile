@@ -44,7 +44,7 @@ $(BROWSER): $(READY)
 test-browser: $(BROWSER)  ## The pages of `fedhb report` in headless Chromium (installs Debian's where it is missing)
 	$(BIN)/python -m pytest -m browser tests/browser
 
-screenshots: $(BROWSER)  ## The pictures of docs/images/: pages of the demo and, where its files are, of Fashion-MNIST
+screenshots: demo $(BROWSER)  ## The pictures of docs/images/, from the demo's page
 	$(BIN)/python tests/browser/screenshots.py docs/images
 
 lint: $(READY)  ## Lint, format and type checks

@@ -1,7 +1,4 @@
-"""Write the pictures of docs/images: `make screenshots`.
-
-The demo's page and, where the runs are, that of Fashion-MNIST.
-"""
+"""Write the pictures of docs/images: `make screenshots`."""
 
 from __future__ import annotations
 
@@ -14,46 +11,31 @@ from playwright.sync_api import sync_playwright
 
 from fedhb.report.page import write
 
-SHOTS = {
-    "demo": ("desktop", "light", [None]),
-    "fashion": ("desktop", "light", [None, "learning", "clients", "uncertainty"]),
-    "empirical-bayes": ("desktop", "dark", ["posterior"]),
-    "mixture": ("desktop", "light", ["posterior"]),
-    "demo-phone": ("phone", "dark", [None]),
-}
-"""Picture -> size, light or dark, and the sections (None: the top of the page)."""
-SIZES = {"desktop": {"width": 1200, "height": 800}, "phone": {"width": 390, "height": 800}}
+SECTIONS = {"report-demo.png": None, "report-demo-clients.png": "clients"}
+"""Picture -> the section of the page that it shows (None: the top)."""
 
 
 def main(folder: Path) -> None:
-    """Make the pages from runs/, and a picture of each."""
-    pages = {"demo": ["runs/demo"], "demo-phone": ["runs/demo"], "fashion": ["runs/fashion"]}
-    pages |= {name: [f"runs/demo/{name}-seed0"] for name in ("empirical-bayes", "mixture")}
+    """Make the page of the demo, and a picture of each section."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     folder.mkdir(parents=True, exist_ok=True)
+    html = folder / ".demo.html"
+    write([Path("runs/demo")], html)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for name, (size, scheme, sections) in SHOTS.items():
-            sources = [Path(source) for source in pages[name]]
-            if not all(source.is_dir() for source in sources):
-                continue
-            html = folder / f".{name}.html"
-            write(sources, html)
-            page = browser.new_context(viewport=SIZES[size], color_scheme=scheme).new_page()
-            page.goto(html.resolve().as_uri())
-            page.wait_for_timeout(1000)
-            for section in sections:
-                if section:
-                    page.evaluate(
-                        "name => document.getElementById(name).scrollIntoView({behavior: 'instant'})",
-                        section,
-                    )
-                    page.wait_for_timeout(400)
-                page.screenshot(
-                    path=folder / f"report-{name}{'-' + section if section else ''}.png"
+        page = browser.new_page(viewport={"width": 1200, "height": 800}, color_scheme="light")
+        page.goto(html.resolve().as_uri())
+        page.wait_for_timeout(1000)
+        for name, section in SECTIONS.items():
+            if section:
+                page.evaluate(
+                    "name => document.getElementById(name).scrollIntoView({behavior: 'instant'})",
+                    section,
                 )
-            html.unlink()
+                page.wait_for_timeout(400)
+            page.screenshot(path=folder / name)
         browser.close()
+    html.unlink()
 
 
 if __name__ == "__main__":
