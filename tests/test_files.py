@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedhb.files import write_atomically
+from fedhb.files import file_hash, hashed, write_atomically
 from fedhb.runs import folder
 
 
@@ -39,3 +39,17 @@ def test_content_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     )
     write_atomically(tmp_path / "file", b"content")
     assert order == ["sync", "rename", "sync"]
+
+
+def test_the_hash_of_a_relative_path_is_that_of_the_file_in_the_current_folder(
+    tmp_path, monkeypatch
+):
+    hashes = []
+    for content in (b"one", b"two"):
+        folder = tmp_path / content.decode()
+        folder.mkdir()
+        (folder / "data").write_bytes(content)
+        os.utime(folder / "data", (0, 0))
+        monkeypatch.chdir(folder)
+        hashes.append(file_hash("data"))
+    assert hashes == [hashed(b"one"), hashed(b"two")]

@@ -128,7 +128,8 @@ def file_hash(path: str) -> str:
     """Return the sha256 of a file's content; empty where there is no file."""
     try:
         status = Path(path).stat()
-        return _file_hash(path, status.st_mtime_ns, status.st_size)
+        # the whole path, because a process may change its folder
+        return _file_hash(str(Path(path).absolute()), status.st_mtime_ns, status.st_size)
     except OSError:
         return ""
 
