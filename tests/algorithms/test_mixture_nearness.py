@@ -4,25 +4,9 @@ from __future__ import annotations
 
 import torch
 from problems import generator, normal
-from torch import Tensor
+from scattered_clients import SIGMA2, D, K, c_by_hand, scattered
 
 from fedhb.algorithms.mixture import Nearness
-
-N, D, K = 9, 4, 3
-
-
-SIGMA2 = 0.3
-
-
-def scattered(count: int = N) -> Tensor:
-    """m_i in three overlapping groups: responsibilities far from zero and one."""
-    return normal(K, D, seed=1)[torch.arange(count) % K] + 0.5 * normal(count, D, seed=2)
-
-
-def c_by_hand(m: Tensor, r: Tensor, sigma2: float = SIGMA2) -> Tensor:
-    """c(j|i) as printed: exponentials, nothing shifted; for distances near one only."""
-    k = (-(m.unsqueeze(1) - r).square().sum(-1) / (2 * sigma2)).exp()
-    return k / k.sum(1, keepdim=True)
 
 
 def test_nearness_ranks_by_distance() -> None:

@@ -13,9 +13,8 @@ from tuning import OWN, run, write, write_data
 
 from fedhb.algorithms import FedBABU
 from fedhb.cli import main
-from fedhb.errors import InputError
 from fedhb.files import of_file
-from fedhb.runs import run_grid, tune
+from fedhb.runs import tune
 from fedhb.runs.settings import read_toml
 
 
@@ -153,46 +152,6 @@ def test_a_file_that_was_not_written_by_tune_is_not_written_over(tmp_path, comma
         and (path.parent / "chosen.toml").read_text() == text
     )
     assert not (path.parent / "records.jsonl").exists()
-
-
-def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_data()
-    settings = {
-        "cells": {"digits": {"dataset": "digits"}, "mine": {}},
-        "variants": {"empirical-bayes": {}},
-        "common": {"data": "mine.npz"},
-    }
-    found = {
-        cell: run_grid.resolved(settings, {"cell": cell, "variant": "empirical-bayes", "seed": 0})
-        for cell in settings["cells"]
-    }
-    assert [one["dataset"] for one in found.values()] == [
-        "digits",
-        "mine.npz",
-    ] and "data" not in found["digits"]
-    settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
-    with pytest.raises(InputError, match=r"data=.mine\.npz.*dataset=.digits"):
-        run_grid.resolved(settings, {"cell": "mine", "variant": "empirical-bayes", "seed": 0})
-
-
-def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_data()
-    before = run_grid.dataset_of("digits", "mine.npz")
-    assert run_grid.dataset_of("digits", "mine.npz") is before
-    write_data(seed=1)
-    assert run_grid.dataset_of("digits", "mine.npz") is not before
-
-
-def test_a_settings_file_with_one_seed_may_lie_beside_a_space(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path, OWN)
-    write_data()
-    neighbour = path.parent.parent / "study"
-    neighbour.mkdir()
-    (neighbour / "settings.toml").write_text("seeds = 3\n")
-    assert tune.Space.read(path)
 
 
 @pytest.mark.parametrize(

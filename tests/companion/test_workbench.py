@@ -11,7 +11,6 @@ from rich.console import Console
 from small_experiment import SETTINGS, Silent, complete, lines, plain, write
 
 from fedhb.errors import DivergedError
-from fedhb.runs import records
 from fedhb.runs.progress import JobProgress
 from fedhb_paper import experiments, table, workbench
 
@@ -112,25 +111,6 @@ def test_a_run_that_another_table_has_is_taken_from_there(tmp_path, monkeypatch)
         workbench.complete(changed, keys, 1, Silent())
 
 
-def test_a_line_ends_where_json_ends_it(tmp_path):
-    key = {"cell": "a\u2028b\x85c", "seed": 0}
-    records.append(tmp_path / "records.jsonl", {"key": key})
-    assert [r["key"] for r in records.read(tmp_path / "records.jsonl")] == [key]
-
-
-def test_a_line_cut_short_is_passed_over_and_hurts_no_other(tmp_path):
-    path = tmp_path / "records.jsonl"
-    records.append(path, {"key": {"seed": 0}})
-    with path.open("ab") as file:
-        file.write(b'{"key": {"seed": 1}, "resu')
-    assert [r["key"] for r in records.read(path)] == [{"seed": 0}]
-    records.append(path, {"key": {"seed": 2}})
-    records.append(path, {"key": {"seed": 3}})
-    assert [r["key"]["seed"] for r in records.read(path)] == [0, 2, 3]
-    path.write_bytes(path.read_bytes() + b"[1]\n\xff\n{}\n")
-    assert [r["key"]["seed"] for r in records.read(path)] == [0, 2, 3]
-
-
 def test_a_run_that_diverges_is_recorded_as_such(tmp_path, monkeypatch):
     write(tmp_path)
 
@@ -169,30 +149,6 @@ def test_a_default_that_changes_makes_a_record_stale(tmp_path, monkeypatch):
         experiment, experiments.choose(experiment, cells=["one"], algorithms=["fedavg"])
     )
     assert [r["stale"] for r in now.stale] == [["lr"]] * 2
-
-
-def test_a_setting_that_is_new_matters_only_where_it_is_not_what_there_was_before():
-    def effective(settings, names):
-        return dict.fromkeys(names, 0) | dict(settings)
-
-    record = {"settings": {"lr": 0.1}}
-    assert records.changed(record, {"lr": 0.1, "new": 0}, effective) == []
-    assert records.changed(record, {"lr": 0.1, "new": 1}, effective) == ["new"]
-    assert records.changed(record, {"new": 0}, effective) == ["lr"]
-    assert records.changed(record, {"lr": 0.1, "new": 0}, lambda settings, names: settings) == [
-        "new"
-    ]
-    assert records.changed({"settings": {"a": [1, 2]}}, {"a": (1, 2)}, effective) == []
-
-
-def test_the_newest_valid_record_counts():
-    key = {"seed": 0}
-    kept = [{"key": key, "settings": {"a": a}, "result": n} for n, a in enumerate((1, 1, 2, 3))]
-    for now, result, stale in ((1, 1, []), (2, 2, []), (9, 3, ["a"])):
-        (found,) = records.current(
-            kept, [(key, {"a": now})], lambda settings, names: settings
-        ).values()
-        assert (found["result"], found["stale"]) == (result, stale)
 
 
 @pytest.mark.parametrize(

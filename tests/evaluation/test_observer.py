@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import builders
 import numpy as np
 import pytest
 import torch
+from observed_runs import QUICK, evaluation, fit
 
 import fedhb
 from fedhb.clients.clients import Clients
@@ -16,29 +16,10 @@ from fedhb.clients.partition import shards
 from fedhb.evaluation.observer import count_labels, rounded, shuffled
 from fedhb.evaluation.sketch import WIDTH
 
-QUICK = {
-    "rounds": 2,
-    "fraction": 0.5,
-    "batch_size": 20,
-    "personal_epochs": 1,
-    "progress": False,
-    "workers": 1,
-}
-
 
 @pytest.fixture(scope="module")
 def clients():
     return shards(fedhb.data.load("digits"), num_clients=6, shards_per_client=3, seed=1)
-
-
-def fit(clients, algorithm, out, **more):
-    with builders.seeded():
-        model = fedhb.nets.mlp((1, 8, 8), 10, hidden=8)
-    return fedhb.fit(model, clients, algorithm, out=out, **QUICK, **more)
-
-
-def evaluation(path):
-    return json.loads((path / "evaluation.json").read_text())
 
 
 def test_a_result_does_not_depend_on_what_is_recorded(clients, tmp_path):

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
-import builders
 import numpy as np
 import pytest
+from observed_runs import evaluation, fit
 
 import fedhb
 from fedhb.clients.partition import shards
-
-QUICK = {
-    "rounds": 2,
-    "fraction": 0.5,
-    "batch_size": 20,
-    "personal_epochs": 1,
-    "progress": False,
-    "workers": 1,
-}
 
 
 @pytest.fixture(scope="module")
 def clients():
     return shards(fedhb.data.load("digits"), num_clients=6, shards_per_client=3, seed=1)
-
-
-def fit(clients, algorithm, out, **more):
-    with builders.seeded():
-        model = fedhb.nets.mlp((1, 8, 8), 10, hidden=8)
-    return fedhb.fit(model, clients, algorithm, out=out, **QUICK, **more)
-
-
-def evaluation(path):
-    return json.loads((path / "evaluation.json").read_text())
 
 
 def test_the_tensors_of_the_gaussian_families_and_the_prototypes_of_a_mixture(clients, tmp_path):

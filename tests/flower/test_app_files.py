@@ -10,18 +10,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from typer.testing import CliRunner
 
-from fedhb.cli.main import app
+from deploying import deploy
+
 from fedhb.errors import InputError
 from fedhb.flower.federated_task import Rules, settings_of
-
-
-def deploy(*words):
-    result = CliRunner().invoke(app, ["deploy", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
 
 
 def test_the_run_config_gives_the_settings_back(folder, tmp_path):

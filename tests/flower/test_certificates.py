@@ -12,18 +12,10 @@ pytest.importorskip("flwr")
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from typer.testing import CliRunner
+from deploying import deploy
 
-from fedhb.cli.main import app
 from fedhb.errors import InputError
 from fedhb.flower.deploy import certificates
-
-
-def deploy(*words):
-    result = CliRunner().invoke(app, ["deploy", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
 
 
 def test_the_certificate_is_signed_and_names_the_server(folder):

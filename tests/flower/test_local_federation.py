@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from deploying import deploy
 from typer.testing import CliRunner
 
 from fedhb.cli.main import app
@@ -21,13 +22,6 @@ from fedhb.flower.deploy.local_federation import refusals
 from fedhb.flower.federated_task import settings_of
 from fedhb.flower.journal import Journal
 from fedhb.runs.folder import RunFolder
-
-
-def deploy(*words):
-    result = CliRunner().invoke(app, ["deploy", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
 
 
 def test_up_refuses_before_it_starts_anything(folder):

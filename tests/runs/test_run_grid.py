@@ -14,11 +14,11 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
     write_data()
     settings = {
         "cells": {"digits": {"dataset": "digits"}, "mine": {}},
-        "variants": {"niw": {}},
+        "variants": {"empirical-bayes": {}},
         "common": {"data": "mine.npz"},
     }
     found = {
-        cell: run_grid.resolved(settings, {"cell": cell, "variant": "niw", "seed": 0})
+        cell: run_grid.resolved(settings, {"cell": cell, "variant": "empirical-bayes", "seed": 0})
         for cell in settings["cells"]
     }
     assert [one["dataset"] for one in found.values()] == [
@@ -27,7 +27,7 @@ def test_a_file_takes_the_place_of_a_data_set_and_the_other_way_round(tmp_path, 
     ] and "data" not in found["digits"]
     settings["cells"]["mine"] |= {"dataset": "digits", "data": "mine.npz"}
     with pytest.raises(InputError, match=r"data=.mine\.npz.*dataset=.digits"):
-        run_grid.resolved(settings, {"cell": "mine", "variant": "niw", "seed": 0})
+        run_grid.resolved(settings, {"cell": "mine", "variant": "empirical-bayes", "seed": 0})
 
 
 def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
