@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,25 +11,15 @@ import pytest
 from tuning import OWN, run, write, write_data
 
 from fedhb.algorithms import FedBABU
-from fedhb.cli import main
 from fedhb.files import of_file
 from fedhb.runs import tune
 from fedhb.runs.settings import read_toml
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    """A command in an empty folder: (exit code, what it printed)."""
-    monkeypatch.chdir(tmp_path)
+def command(run, monkeypatch):
+    """A command in an empty folder, with wide lines: (exit code, what it printed)."""
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedhb", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, " ".join((printed.out + printed.err).split())
-
     return run
 
 

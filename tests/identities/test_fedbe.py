@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from fedbe_round import TRAINING, one_round
+from fedbe_round import fitted, holding, one_round, with_inputs
 from problems import (
     RNG,
     batch_normed,
@@ -23,12 +22,10 @@ from problems import (
     regression,
     same_network,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
-import fedhb
 from fedhb.algorithms import Arrays, FedAvg, Problem
 from fedhb.algorithms.fedbe import FLOOR, FedBE, Soft
-from fedhb.clients.clients import Clients
 from fedhb.likelihood import Categorical, GaussianRegression
 from fedhb.seeding import Randomness
 
@@ -36,21 +33,6 @@ SIZES = (9, 6, 4, 7, 8)
 
 
 alone = pytest.mark.filterwarnings("ignore:.*fedbe.*server inputs")
-
-
-def with_inputs(clients: Clients, count: int = 11, seed: int = 9) -> Clients:
-    """Return the clients, beside a server that holds unlabelled inputs."""
-    return replace(
-        clients, server_inputs=normal(count, *clients.train.x.shape[1:], seed=seed).float()
-    )
-
-
-def holding(problem: Problem, x: Tensor) -> Problem:
-    return replace(problem, federation=replace(problem.federation, server_inputs=x))
-
-
-def fitted(module: nn.Module, clients: Clients, algorithm: Any) -> fedhb.run.Run:
-    return fedhb.fit(module, clients, algorithm, **TRAINING)
 
 
 @alone
